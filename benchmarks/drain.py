@@ -31,6 +31,8 @@ class Drained(msgspec.Struct, frozen=True):
 
     changes_per_s: float
     cpu_us_per_change: float
+    calls: int = 0
+    """How often a handler was called."""
 
 
 def main() -> None:

@@ -10,12 +10,14 @@ import asyncpg
 import msgspec
 
 import keywise
-from benchmarks import keywise_sqlite, raw_postgres, workload
+from benchmarks import keywise_sqlite, raw_leased, raw_postgres, workload
 from benchmarks.drain import Drained, Job, Timed, add_job_arguments
 from keywise.core.events import BatchClosed, Settled
 
 PIPELINE = "bench"
 HANDLER_S = 0.001
+calls: list[str] = []
+"""The keys that a handler was called for."""
 CONCURRENCY = 200
 """A handler that waits for 1 ms is worth having so many of at once."""
 
@@ -25,14 +27,19 @@ def main() -> None:
     parser.add_argument("what", choices=sorted(DRAINS))
     parser.add_argument("--url", required=True, help="an empty database")
     parser.add_argument("--known", action="store_true", help="every key has been written before")
+    parser.add_argument("--distinct", action="store_true", help="one change for each key")
     add_job_arguments(parser)
     options = parser.parse_args()
     job = Job(options.changes, options.keys, options.batch, options.distribution)
-    bodies = workload.changes(job.changes, job.keys, job.distribution)
+    if options.distinct:
+        bodies = workload.once_each(job.changes)
+    else:
+        bodies = workload.changes(job.changes, job.keys, job.distribution)
     known = workload.first_of_each(job.keys) if options.known else []
+    calls.clear()
     elapsed_s, cpu_s, found = asyncio.run(DRAINS[options.what](job, bodies, known, options.url))
     assert found == workload.newest([*known, *bodies]), "the store does not hold the newest versions"
-    print(msgspec.json.encode(Drained(job.changes / elapsed_s, 1e6 * cpu_s / job.changes)).decode())
+    print(msgspec.json.encode(Drained(job.changes / elapsed_s, 1e6 * cpu_s / job.changes, len(calls))).decode())
 
 
 async def drain_raw(job: Job, bodies: list[bytes], known: list[bytes], url: str) -> Timed:
@@ -56,6 +63,39 @@ async def drain_keywise(job: Job, bodies: list[bytes], known: list[bytes], url: 
         await _drain(app_on(url, job.batch), known, url)
     finish = await _drain(app_on(url, job.batch), bodies, url)
     return finish.elapsed_s, finish.cpu_s, await stored(url)
+
+
+async def drain_raw_leased(job: Job, bodies: list[bytes], known: list[bytes], url: str) -> Timed:
+    connections = [await raw_postgres.connect(url) for _ in range(4)]
+    await connections[0].execute(raw_leased.SCHEMA)
+    rows = [(body,) for body in bodies]
+    await connections[0].copy_records_to_table("ready", columns=["body"], records=rows)
+    await connections[0].execute("vacuum analyze")
+    for connection in connections:
+        await connection.execute(raw_leased.PLANS)
+    started, cpu = time.perf_counter(), time.process_time()
+    found = await raw_leased.drain(connections, job.batch)
+    elapsed_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
+    for connection in connections:
+        await connection.close()
+    return elapsed_s, cpu_s, found
+
+
+async def drain_noop(job: Job, bodies: list[bytes], known: list[bytes], url: str) -> Timed:
+    """Each change goes to a handler that does nothing, with the settings that keywise comes with."""
+    found: dict[str, int] = {}
+    app = keywise.App(url)
+    pipeline = app.pipeline(PIPELINE, key="content_id", version="payload_version")
+    pipeline.source(url)
+
+    @pipeline.apply
+    async def handle(change: keywise.Change[Any]) -> None:
+        calls.append(change.key)
+        assert change.version is not None
+        found[change.key] = change.version
+
+    finish = await _drain(app, [*known, *bodies], url, counted=Settled)
+    return finish.elapsed_s, finish.cpu_s, found
 
 
 async def drain_leased(job: Job, bodies: list[bytes], known: list[bytes], url: str) -> Timed:
@@ -114,6 +154,8 @@ DRAINS: dict[str, Callable[[Job, list[bytes], list[bytes], str], Coroutine[Any, 
     "raw": drain_raw,
     "keywise": drain_keywise,
     "leased": drain_leased,
+    "noop": drain_noop,
+    "raw_leased": drain_raw_leased,
 }
 
 if __name__ == "__main__":

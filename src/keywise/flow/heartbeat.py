@@ -3,8 +3,8 @@
 import asyncio
 import math
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from keywise.core.clock import Clock
 from keywise.core.entry import Claim, Phase
@@ -33,15 +33,80 @@ class HeldClaim:
 
 
 class SinkCall:
-    """A call of a sink or handlers, which must end as soon as the first of its claims ends."""
+    """A call of a sink or handlers, which must end as soon as the first of its claims ends: then it is cancelled.
 
-    __slots__ = ("held", "is_exclusive", "is_lost", "timeout")
+    It works as `asyncio.timeout` does, but all calls share one timer, which costs a fast handler much less.
+    """
 
-    def __init__(self, timeout: asyncio.Timeout, held: list[HeldClaim], *, is_exclusive: bool) -> None:
-        self.timeout = timeout
+    __slots__ = ("_calls", "_cancelling", "_task", "deadline", "held", "is_exclusive", "is_expired")
+
+    def __init__(self, calls: "CallTimer", held: list[HeldClaim], deadline: float, *, is_exclusive: bool) -> None:
+        self._calls = calls
         self.held = held
+        self.deadline = deadline
         self.is_exclusive = is_exclusive
-        self.is_lost = False
+        self.is_expired = False
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.current_task()
+        assert self._task is not None, "a call runs in a task"
+        self._cancelling = self._task.cancelling()
+        self._calls.add(self)
+        for one in self.held:
+            one.call = self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._calls.discard(self)
+        for one in self.held:
+            one.call = None
+        if self.is_expired and self._task is not None:
+            # Cancelled by nothing but this limit. The caller's own cancellation, if there is one too, goes on.
+            is_alone = self._task.uncancel() <= self._cancelling
+            if is_alone and kind is not None and issubclass(kind, asyncio.CancelledError):
+                raise TimeoutError("the claim has ended") from error
+
+    def expire(self) -> None:
+        """Cancel the call, once."""
+        if not self.is_expired and self._task is not None:
+            self.is_expired = True
+            self._task.cancel()
+
+
+class CallTimer:
+    """One timer for all calls: it wakes at the earliest deadline that it knows of."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._calls: set[SinkCall] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at = math.inf
+
+    def add(self, call: SinkCall) -> None:
+        self._calls.add(call)
+        self.wake_at(call.deadline)
+
+    def discard(self, call: SinkCall) -> None:
+        self._calls.discard(call)
+
+    def wake_at(self, deadline: float) -> None:
+        """Look at the calls at a deadline, or before it."""
+        if deadline >= self._wakes_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wakes_at = deadline
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, deadline - self._clock()), self._wake)
+
+    def _wake(self) -> None:
+        self._timer, self._wakes_at = None, math.inf
+        limit = self._clock() + ROUNDING_S
+        for call in [*self._calls]:
+            if call.deadline <= limit:
+                call.expire()
+            else:
+                self.wake_at(call.deadline)
 
 
 class Heartbeat:
@@ -65,6 +130,7 @@ class Heartbeat:
         self._held: dict[int, HeldClaim] = {}
         self._begun_at = -math.inf
         """When the latest call under any of the claims began."""
+        self._calls = CallTimer(clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_unanswered = False
         """A beat is under way, or the last one got no answer. `begin` and `accompany` may use another connection."""
@@ -99,6 +165,10 @@ class Heartbeat:
         now = self._clock()
         return min((self._left_s(claim, now) for claim in claims), default=0.0)
 
+    def has_ended(self, claim: Claim) -> bool:
+        """Whether a claim has ended or is lost."""
+        return (held := self._held.get(claim.token)) is None or held.deadline <= self._clock()
+
     def check(self, claims: Iterable[Claim]) -> None:
         """Raise TimeoutError if one of these claims has ended."""
         if self.left_s(claims) <= 0:
@@ -114,26 +184,22 @@ class Heartbeat:
         young = all(one is not None and self._is_young(one, now) for one in held)
         return self._is_unanswered and young and self.left_s(claims) <= ROUNDING_S
 
-    @asynccontextmanager
-    async def limit(self, claims: Sequence[Claim], *, is_exclusive: bool = False) -> AsyncIterator[None]:
+    def limit(self, claims: Sequence[Claim], *, is_exclusive: bool = False) -> SinkCall:
         """Cancel the body with a TimeoutError when the first of these claims ends or is lost.
 
-        Each renewal moves the timeout on. An exclusive body keeps everybody from writing to the ledger: its claims
+        Each renewal moves the deadline on. An exclusive body keeps everybody from writing to the ledger: its claims
         cannot be renewed meanwhile, and cannot be taken over, so it may take as long as renewed ones.
         """
-        if (left_s := self.left_s(claims)) <= 0:
+        now, held = self._clock(), [one for claim in claims if (one := self._held.get(claim.token)) is not None]
+        deadline = min([one.deadline for one in held], default=now)
+        if len(held) < len(claims) or deadline <= now:
             raise TimeoutError("the claim has ended")
-        async with asyncio.timeout(self._runtime_max_s if is_exclusive else left_s) as timeout:
-            held = [one for claim in claims if (one := self._held.get(claim.token)) is not None]
-            call = SinkCall(timeout, held, is_exclusive=is_exclusive)
-            self._begun_at = self._clock()
-            for one in held:
-                one.call, one.started, one.has_begun = call, self._begun_at, True
-            try:
-                yield
-            finally:
-                for one in held:
-                    one.call = None
+        self._begun_at = now
+        for one in held:
+            one.started, one.has_begun = now, True
+        return SinkCall(
+            self._calls, held, now + self._runtime_max_s if is_exclusive else deadline, is_exclusive=is_exclusive
+        )
 
     async def run(self, ledger: Ledger) -> None:
         """Renew until cancelled. After a renewal without an answer the next one follows soon."""
@@ -211,17 +277,15 @@ class Heartbeat:
     def _lose(self, held: HeldClaim) -> None:
         """Report a lost claim, and cancel the call that runs under it."""
         self._lost(held.claim)
-        if held.call is not None and not held.call.timeout.expired():
-            held.call.is_lost = True
-            held.call.timeout.reschedule(asyncio.get_running_loop().time())
+        if held.call is not None:
+            held.call.expire()
 
     def _move(self, held: HeldClaim) -> None:
-        """Move the timeout of a call to the earliest deadline of its claims."""
+        """Move the deadline of a call to the earliest one of its claims."""
         call = held.call
-        if call is None or call.is_exclusive or call.is_lost or call.timeout.expired():
-            return
-        left_s = min(one.deadline for one in call.held) - self._clock()
-        call.timeout.reschedule(asyncio.get_running_loop().time() + max(0.0, left_s))
+        if call is not None and not call.is_exclusive:
+            call.deadline = min(one.deadline for one in call.held)
+            self._calls.wake_at(call.deadline)
 
 
 class HeartbeatThread:

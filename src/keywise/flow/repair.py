@@ -137,7 +137,7 @@ class Repairer:
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
             return await self._give_up(claim, cause_of_error(error), traceback_of(error))
-        if self._heartbeat.left_s([claim]) <= 0:
+        if self._heartbeat.has_ended(claim):
             return await self._give_up(claim, "the claim ended before the sink had answered")
         if result.outcome is Outcome.BUSY and result.certainty is Certainty.CLEAN:
             await pipeline.ledger.release([claim])
@@ -158,7 +158,7 @@ class Repairer:
         If the claim has ended and another worker has repaired the key meanwhile, it becomes suspect again.
         """
         self._report_failure(claim, cause, traceback)
-        overdue = self._heartbeat.left_s([claim]) <= 0
+        overdue = self._heartbeat.has_ended(claim)
         await self._pipeline.ledger.fail([Failure(claim, Certainty.UNKNOWN, overdue=overdue)])
         return cause
 

@@ -122,7 +122,7 @@ class ForceWriter:
             await self._transact(sink, claim, change)
         else:
             result = await self._apply(sink, claim, change)
-            await self._end(claim, result, overdue=self._claimer.heartbeat.left_s([claim]) <= 0)
+            await self._end(claim, result, overdue=self._claimer.heartbeat.has_ended(claim))
 
     async def _transact(self, sink: AtomicSink, claim: Claim, change: Change[Any]) -> None:
         """Write the effect and the mark in one transaction; an error rolls both back."""

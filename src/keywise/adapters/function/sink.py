@@ -210,7 +210,7 @@ async def _finished(running: Awaitable[object]) -> None:
     try:
         result = await running
         # A plain callable may return an awaitable, as decorated ones do: it has not run yet.
-        if inspect.isawaitable(result):
+        if result is not None and inspect.isawaitable(result):
             result = await result
     except asyncio.CancelledError as error:
         if task is not None and task.cancelling():

@@ -435,27 +435,30 @@ class LeasedWorker:
     async def _work_on(self, jobs: list[Job]) -> float:
         """Execute jobs; return how many seconds the worker should back off afterwards."""
         ledger, heartbeat = self._pipeline.ledger, self._heartbeat
-        # On probation the beginning is noted first, so that a death counts against the change.
-        begun = [job for job in jobs if job.claim.level is Level.USUAL or await heartbeat.begin(ledger, job.claim)]
-        in_time = [job for job in begun if heartbeat.left_s([job.claim]) > 0]
-        timely = {job.claim.token for job in in_time}
-        self._undo([job for job in jobs if job.claim.token not in timely])
-        for job in in_time:
-            if job.claim.level in ON_PROBATION:
-                self._company.window.begun(job.claim.token, self._pipeline.clock())
+        in_time = list[Job]()
+        for job in jobs:
+            claim = job.claim
+            # On probation the beginning is noted first, so that a death counts against the change.
+            is_begun = claim.level is Level.USUAL or await heartbeat.begin(ledger, claim)
+            if not is_begun or heartbeat.has_ended(claim):
+                self._undo([job])
+                continue
+            in_time.append(job)
+            if claim.level in ON_PROBATION:
+                self._company.window.begun(claim.token, self._pipeline.clock())
         self._calls += 1
-        if any(not _runs_alone(job) for job in in_time):
+        if in_time and not _runs_alone(in_time[0]):
             self._alone_turns.change_begun()
         try:
             executions = await self._executor.execute(in_time) if in_time else []
         finally:
             self._calls -= 1
         for job, execution in zip(in_time, executions, strict=True):
-            if isinstance(execution, Ran) and heartbeat.left_s([job.claim]) <= 0:
+            if isinstance(execution, Ran) and heartbeat.has_ended(job.claim):
                 self._finish(job, replace(execution, overdue=True))
             else:
                 self._finish(job, execution)
-        return max((one.rest_s for one in executions if isinstance(one, Ran | CutOff)), default=0.0)
+        return max([one.rest_s for one in executions if not isinstance(one, NotStarted)], default=0.0)
 
     def _undo(self, jobs: Sequence[Job]) -> None:
         """Finish jobs that have not begun: their claims are released."""

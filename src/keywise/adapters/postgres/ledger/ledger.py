@@ -6,15 +6,26 @@ An idle key is one small row of marks. Whatever is going on with a key is a seco
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Self
+from operator import itemgetter
+from typing import Any, Self, TypeVar
 
 import asyncpg
 
-from keywise.adapters.postgres.database import OPTIONS, SLOW_S, PostgresDatabase, database_at, is_conflict, limit_each
+from keywise.adapters.postgres.database import (
+    OPTIONS,
+    SLOW_S,
+    PostgresDatabase,
+    database_at,
+    is_conflict,
+    limit_each,
+    numbers,
+)
 from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
 from keywise.adapters.postgres.ledger.working_set import (
     ADD_RECORDS,
+    CLAIM_NEWER,
+    COMMIT_PLAIN,
     STORE_CONTROLS,
     PostgresScope,
     entry_of,
@@ -40,6 +51,7 @@ PRUNE_AT_ONCE = 2_000
 """Nobody has to wait for longer than such a stretch takes."""
 
 _SQL = read_statements(__name__)
+_One = TypeVar("_One", ChangeHeader, Claim)
 
 
 class PostgresLedger:
@@ -61,8 +73,16 @@ class PostgresLedger:
         await self.database.__aexit__()
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
+        """Claim what is idle and plainly newer in one statement; the rules decide the rest."""
+        granted = await self._claim_newer(headers, terms)
+        if len(granted) == len(headers):
+            return ClaimResults(granted)
+        keys = {claim.key for claim in granted}
+        headers = [header for header in headers if header.key not in keys]
         async with self.scope.working_set([header.key for header in headers]) as working_set:
-            return ledger_steps.claim(working_set, headers, terms, iter(await working_set.tokens(len(headers))))
+            tokens = iter(await working_set.tokens(len(headers)))
+            results = ledger_steps.claim(working_set, headers, terms, tokens)
+        return ClaimResults([*granted, *results.granted], results.refused)
 
     async def renew(self, claims: Sequence[Claim], lease_s: float, phase: Phase = Phase.CLAIMED) -> list[Claim]:
         async with self.scope.working_set(_keys(claims)) as working_set:
@@ -70,6 +90,10 @@ class PostgresLedger:
 
     async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         """If the answer is lost, the call is repeated: the mark shows what has arrived."""
+        committed = await self._commit_plain([commit.claim for commit in commits])
+        commits = [commit for commit in commits if commit.claim.key not in committed]
+        if not commits:
+            return []
         async with self.scope.working_set([commit.claim.key for commit in commits]) as working_set:
             return ledger_steps.commit(working_set, commits)
 
@@ -182,7 +206,8 @@ class PostgresLedger:
     async def raise_era(self) -> int | None:
         scope, now = self.scope.number, await self.database.now()
         async with self.scope.transaction(exclusive=True, limit_s=SLOW_S) as connection:
-            [[held, highest, text]] = await connection.fetch(_SQL["eras"], scope, now)
+            text = await connection.fetchval(_SQL["lock_controls"], scope)
+            [[held, highest]] = await connection.fetch(_SQL["eras"], scope, now)
             if held:
                 return None
             raised = controls_of(text).with_era_above(highest)
@@ -221,6 +246,43 @@ class PostgresLedger:
         )
         return int(trimmed)
 
+    async def _claim_newer(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> list[Claim]:
+        """Claim keys that are idle, at changes that are plainly newer; return the claims."""
+        policy, plain = self.scope.policy, _by_code(headers)
+        if not plain or policy.rate is not None:
+            return []
+        good_until = math.inf
+        if policy.retention_s is not None:
+            good_until = min(header.sent_at for header in plain.values()) + policy.retention_s
+        rows = await self.database.write(
+            CLAIM_NEWER,
+            self.scope.number,
+            list(plain),
+            numbers(header.order[1] for header in plain.values()),  # type: ignore[index]
+            good_until,
+            terms.owner,
+            terms.lease_s,
+            policy.redelivery_s if policy.intents else None,
+            limit_s=policy.command_s,
+        )
+        granted = ((plain[code], token) for code, token in rows)
+        return [Claim(header.key, header.order, header.deleted, token) for header, token in granted]
+
+    async def _commit_plain(self, claims: Sequence[Claim]) -> set[str]:
+        """Commit claims that nothing has happened to since they were granted; return their keys."""
+        plain = _by_code(claims)
+        if not plain:
+            return set()
+        rows = await self.database.write(
+            COMMIT_PLAIN,
+            self.scope.number,
+            list(plain),
+            numbers(claim.token for claim in plain.values()),
+            [code for code, claim in plain.items() if claim.deleted],
+            limit_s=self.scope.policy.command_s,
+        )
+        return {plain[code].key for (code,) in rows}
+
     async def _read_slowly(self, statement: str, *arguments: object) -> Sequence[Any]:
         """Read what may take long in a large ledger; no claim waits for it."""
         return await self.database.read(statement, *arguments, limit_s=SLOW_S)
@@ -228,7 +290,7 @@ class PostgresLedger:
     async def _change(self, change: Callable[[Controls], Controls]) -> bool:
         """Set the controls anew, while nobody decides about a key; return whether they differ from before."""
         async with self.scope.transaction(exclusive=True) as connection:
-            before = controls_of(await connection.fetchval(_SQL["load_controls"], self.scope.number))
+            before = controls_of(await connection.fetchval(_SQL["lock_controls"], self.scope.number))
             after = change(before)
             await connection.execute(STORE_CONTROLS, self.scope.number, text_of(after))
         return after != before
@@ -248,6 +310,14 @@ def _refused_commits() -> Iterator[None]:
         if isinstance(error.__cause__, asyncpg.IntegrityConstraintViolationError | asyncpg.PLPGSQLError):
             raise TransactionFailedError(str(error)) from error.__cause__
         raise
+
+
+def _by_code(ones: Sequence[_One]) -> dict[bytes, _One]:
+    """What one statement can judge, in the order of its keys: versioned, of no era, and not from a reindex."""
+    plain = ((encoded(one.key), one) for one in ones if one.order is not None and one.order[0] == one.order[2] == 0)
+    by_code = dict(sorted(plain, key=itemgetter(0)))
+    # Of two with the same key, the second depends on what becomes of the first.
+    return by_code if len({one.key for one in ones}) == len(ones) else {}
 
 
 def _keys(claims: Sequence[Claim]) -> list[str]:

@@ -28,6 +28,7 @@ TOKEN_NONCE_BITS = 24
 
 _SQL = read_statements(__name__)
 MARK, MARK_NEWER = _SQL["mark"], _SQL["mark_newer"]
+CLAIM_NEWER, COMMIT_PLAIN = _SQL["claim_newer"], _SQL["commit_plain"]
 ADD_RECORDS, STORE_CONTROLS = _SQL["add_records"], _SQL["store_controls"]
 
 

@@ -54,7 +54,63 @@ insert into keywise_active (scope, key, token, lease_until, suspicions, suspect_
 select $1, * from unnest($2::bytea[], $3::bigint[], $4::float8[], $5::bigint[], $6::float8[], $7::text[])
 on conflict (scope, key) do update set
     token = excluded.token, lease_until = excluded.lease_until, suspicions = excluded.suspicions,
-    suspect_since = excluded.suspect_since, entry = excluded.entry;
+    suspect_since = excluded.suspect_since, entry = excluded.entry, plain = null;
+
+-- Claims keys that are idle, at changes that are plainly newer: what the rules would grant, in one step. The row of the
+-- controls is locked first. If an operator changes it meanwhile, it is compared again, and nothing is claimed.
+-- name: claim_newer
+with controls as materialized (
+    select from keywise_scopes where id = $1 and controls = '{}' for share
+), clock as materialized (
+    select extract(epoch from clock_timestamp())::float8 as now from controls
+), claimed as (
+    insert into keywise_marks as marks (scope, key, updated_at, active)
+    select $1, one.key, one.version, true
+    from clock, unnest($2::bytea[], $3::text::bigint[]) as one (key, version)
+    where clock.now <= $4::float8
+    on conflict (scope, key) do update set updated_at = excluded.updated_at, active = true
+    where marks.active is null and marks.era is null and marks.version < excluded.updated_at
+        and (marks.generation is null or marks.generation >= 0)
+    returning key, marks.version, generation, deleted, updated_at as wanted,
+        nextval('keywise_tokens') << 24 | floor(random() * 16777216)::bigint as token
+)
+insert into keywise_active (scope, key, token, lease_until, suspicions, suspect_since, plain, entry)
+select
+    $1, key, token, now + $6::float8, 0, now + $6::float8 + $7::float8, true,
+    json_build_object(
+        'mark', case when version is not null then json_build_array(0, version, coalesce(generation, 0)) end,
+        'deleted', deleted is true, 'updated_at', now, 'token', token, 'owner', $5::text, 'lease_until', now + $6::float8,
+        'intent', case when $7::float8 is not null then json_build_array(0, wanted, 0) end,
+        'tried', json_build_array(0, wanted, 0), 'tried_at', now
+    )
+from clock, claimed
+returning key, token;
+
+-- Commits claims of `claim_newer`. Rows of marks are locked first and in the order of their keys, as everywhere: else
+-- two transactions could wait for each other. Each row is found with the index, however full the tables are.
+-- name: commit_plain
+with locked as materialized (
+    select one.key, one.token
+    from unnest($2::bytea[], $3::text::bigint[]) as one (key, token)
+    cross join lateral (
+        select from keywise_marks where scope = $1 and key = one.key offset 0 for no key update
+    ) as marks
+), held as materialized (
+    select active.place
+    from locked cross join lateral (
+        select ctid as place from keywise_active
+        where scope = $1 and key = locked.key and token = locked.token and plain offset 0 for update
+    ) as active
+), ended as (
+    delete from keywise_active where ctid = any(array(select place from held)) returning key
+)
+insert into keywise_marks as marks (scope, key, updated_at, deleted)
+select $1, key, ceil(extract(epoch from clock_timestamp())::float8), case when key = any($4::bytea[]) then true end
+from ended
+on conflict (scope, key) do update set
+    version = marks.updated_at, generation = null, deleted = excluded.deleted, updated_at = excluded.updated_at,
+    active = null
+returning key;
 
 -- name: deactivate
 delete from keywise_active where scope = $1 and key = any($2::bytea[]);

@@ -10,12 +10,14 @@ create table keywise_marks (
     deleted boolean, active boolean, key bytea not null,
     primary key (scope, key)
 ) with (fillfactor = 90);
+-- While `active` is set, the row of `keywise_active` says what holds, and `updated_at` may hold a claimed version.
 
 create table keywise_active (
     token bigint not null, lease_until double precision not null, suspicions bigint not null,
-    suspect_since double precision, scope integer not null, key bytea not null, entry text not null,
+    suspect_since double precision, scope integer not null, plain boolean, key bytea not null, entry text not null,
     primary key (scope, key)
 );
+-- `plain`: a claim by `claim_newer` that nothing has happened to since; `updated_at` of the mark is its version.
 create index keywise_suspect on keywise_active (scope, suspect_since) where suspect_since is not null;
 create sequence keywise_tokens;
 

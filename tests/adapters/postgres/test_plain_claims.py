@@ -1,0 +1,172 @@
+"""Claims and commits of one statement answer as the rules do, also beside an operator and a takeover."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import pytest
+
+from adapters.postgres.benches import fresh
+from keywise.adapters.postgres.database import PostgresDatabase
+from keywise.adapters.postgres.ledger.ledger import PostgresLedger
+from keywise.core.change import ChangeHeader, order_of
+from keywise.core.controls import Controls, Pause, text_of
+from keywise.core.entry import Claim, LeaseTerms, LedgerPolicy, RefusalReason
+from keywise.core.ledger import Commit
+from running import run
+from servers import shared
+
+pytestmark = pytest.mark.server("postgres")
+
+TERMS = LeaseTerms("w1", 30.0)
+PAUSED = Controls(pauses=(Pause("*", is_pattern=True),))
+WAITERS = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%' || $1 || '%'"
+
+
+@asynccontextmanager
+async def opened(policy: LedgerPolicy | None = None) -> AsyncIterator[PostgresLedger]:
+    database = PostgresDatabase(shared.postgres().url)
+    async with database, PostgresLedger(database, fresh("scope"), policy or LedgerPolicy()) as ledger:
+        yield ledger
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(shared.postgres().url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def until_waiting(connection: Any, table: str) -> None:
+    """Wait until a statement on this table waits for a lock."""
+    while not await connection.fetchval(WAITERS, table):  # noqa: ASYNC110 - the server has to be asked
+        await asyncio.sleep(0.01)
+
+
+async def claim(ledger: PostgresLedger, version: int, **given: Any) -> Claim:
+    [granted] = (await ledger.claim([ChangeHeader("a", order_of(version), **given)], TERMS)).granted
+    return granted
+
+
+def test_a_pause_that_is_being_set_is_not_overtaken():
+    async def story() -> None:
+        async with opened() as ledger, connected() as operator, connected() as watcher:
+            async with operator.transaction():
+                await operator.execute(
+                    "update keywise_scopes set controls = $2 where id = $1", ledger.scope.number, text_of(PAUSED)
+                )
+                claiming = asyncio.ensure_future(ledger.claim([ChangeHeader("a", order_of(1))], TERMS))
+                await until_waiting(watcher, "keywise_scopes")
+            results = await claiming
+            assert results.granted == []
+            assert results.refused["a"].reason is RefusalReason.PAUSED
+
+    run(story())
+
+
+def test_an_era_is_not_raised_beside_a_claim_that_is_being_made():
+    async def story() -> None:
+        async with opened() as ledger, connected() as other, connected() as watcher:
+            async with other.transaction():
+                # As a claim does that has locked the controls and not yet inserted its row.
+                await other.execute("select from keywise_scopes where id = $1 for share", ledger.scope.number)
+                raising = asyncio.ensure_future(ledger.raise_era())
+                await until_waiting(watcher, "keywise_scopes")
+                await other.execute(
+                    "insert into keywise_active (scope, key, token, lease_until, suspicions, entry)"
+                    " values ($1, 'a', 1, extract(epoch from clock_timestamp()) + 30, 0, '{}')",
+                    ledger.scope.number,
+                )
+            assert await raising is None
+
+    run(story())
+
+
+def test_a_commit_waits_for_a_takeover_and_is_refused():
+    async def story() -> None:
+        async with opened(LedgerPolicy(intents=True)) as ledger, connected() as other, connected() as watcher:
+            held = await claim(ledger, 1)
+            async with other.transaction():
+                await other.execute("select from keywise_marks where scope = $1 for update", ledger.scope.number)
+                committing = asyncio.ensure_future(ledger.commit([Commit(held)]))
+                await until_waiting(watcher, "keywise_marks")
+                await other.execute(
+                    "update keywise_active set token = token + 1, plain = null, entry = replace(entry, $2, $3)"
+                    " where scope = $1",
+                    ledger.scope.number,
+                    str(held.token),
+                    str(held.token + 1),
+                )
+            assert await committing == [held]
+            entry = await ledger.inspect("a")
+            assert entry is not None and entry.mark is None and entry.suspicions == 1
+
+    run(story())
+
+
+def test_an_old_token_commits_nothing():
+    async def story() -> None:
+        async with opened() as ledger:
+            old = await claim(ledger, 1)
+            await ledger.release([old])
+            new = await claim(ledger, 2)
+            assert await ledger.commit([Commit(old)]) == [old]
+            entry = await ledger.inspect("a")
+            assert entry is not None and entry.mark is None and entry.token == new.token
+
+    run(story())
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_commit_leaves_the_mark_of_its_change(deleted: bool):
+    async def story() -> None:
+        async with opened() as ledger:
+            assert await ledger.commit([Commit(await claim(ledger, -5))]) == []
+            assert await ledger.commit([Commit(await claim(ledger, 7, deleted=deleted))]) == []
+            entry, now = await ledger.inspect("a"), await ledger.now()
+            assert entry is not None and entry.is_idle
+            assert (entry.mark, entry.deleted) == (order_of(7), deleted)
+            assert now - 60 < entry.updated_at <= now + 1
+
+    run(story())
+
+
+@pytest.mark.parametrize("act", ["release", "renew and commit", "commit twice"])
+def test_every_other_step_understands_a_claim_of_one_statement(act: str):
+    async def story() -> None:
+        async with opened(LedgerPolicy(intents=True)) as ledger:
+            held = await claim(ledger, 3)
+            entry = await ledger.inspect("a")
+            assert entry is not None and entry.mark is None
+            assert (entry.token, entry.owner, entry.intent, entry.tried) == (held.token, "w1", (0, 3, 0), (0, 3, 0))
+            assert (await ledger.counts()).claims == 1
+            match act:
+                case "release":
+                    await ledger.release([held])
+                    assert await ledger.inspect("a") is None
+                case "renew and commit":
+                    assert await ledger.renew([held], 30.0) == []
+                    assert await ledger.commit([Commit(held)]) == []
+                case "commit twice":
+                    assert await ledger.commit([Commit(held)]) == []
+                    assert await ledger.commit([Commit(held)]) == []
+            entry = await ledger.inspect("a")
+            assert entry is None or (entry.is_idle and entry.mark == order_of(3))
+
+    run(story())
+
+
+def test_a_change_older_than_the_retention_is_not_claimed_at_once():
+    async def story() -> None:
+        async with opened(LedgerPolicy(retention_s=60.0)) as ledger:
+            now = await ledger.now()
+            old, new = (ChangeHeader(key, order_of(1), sent_at=now - age) for key, age in (("old", 70.0), ("new", 5.0)))
+            results = await ledger.claim([old, new], TERMS)
+            assert [one.key for one in results.granted] == ["new"]
+            assert results.refused["old"].reason is RefusalReason.FORGOTTEN
+
+    run(story())
