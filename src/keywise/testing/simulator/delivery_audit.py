@@ -1,11 +1,13 @@
 """Watches what simulated workers do with the messages that they hold: hide them, ack them, give them back."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Delivery
+from keywise.core.rules import PAUSE_LOOK_S
 from keywise.flow.lanes import BLOCKED_AFTER_S
 from keywise.testing.virtual_loop import Process
 
@@ -31,6 +33,8 @@ class DeliveryAudit:
         """Since when a worker has messages of a key without an end of one of them."""
         self._in_lane_at: dict[tuple[str, Receipt], float] = {}
         """When a message was last seen in a lane of a worker."""
+        self._paused_at: dict[str, float] = {}
+        """When a key was last seen paused by an operator."""
 
     def handed(self, process: Process, deliveries: list[Delivery]) -> None:
         """They are on their way to a worker, or lost."""
@@ -66,7 +70,9 @@ class DeliveryAudit:
         for delivery in deliveries:
             receipt, at = self._receipts.get((process.name, delivery.id), (None, 0.0))
             sent = self._world.sent_by_body[delivery.body]
-            if not sent.malformed:
+            # An ack that comes later may have been delayed by a pause: its change has ended long ago.
+            is_prompt = self._world.now() - self._last_seen(process, delivery) < BLOCKED_AFTER_S
+            if not sent.malformed and is_prompt:
                 self._waiting_since[process.name, sent.key] = self._world.now()
             # What came in this very moment was too late for an ack that was on its way out.
             if receipt != delivery.receipt and at < self._world.now():
@@ -85,23 +91,28 @@ class DeliveryAudit:
             self._world.auditor.violate(f"{first} of {limit} messages are fresh, and fresh ones wait")
 
     def parking(self, process: Process, deliveries: Sequence[Delivery], keys: Sequence[str]) -> None:
-        """What is worked on for a moment is not given back. A pause, a limit or a retry may be known to last longer.
+        """What is worked on for a moment is not given back. A pause, a limit, a retry or an outage may last longer.
 
         A message may leave its lane some time before it is parked; what ended since then is no reason to keep it.
         """
         world, controls = self._world, self._world.ledger.working_set.controls
-        if world.flow.rate is not None or world.flow.debounce is not None:
+        if world.flow.rate is not None or world.flow.debounce is not None or world.blackout.holds_up(process.name):
             return
         for delivery, key in zip(deliveries, keys, strict=True):
-            _, received_at = self._receipts.get((process.name, delivery.id), (None, 0.0))
-            in_lane_at = max(received_at, self._in_lane_at.get((process.name, delivery.id), 0.0))
-            if self._waiting_since.get((process.name, key), 0.0) >= in_lane_at:
+            if self._waiting_since.get((process.name, key), 0.0) >= self._last_seen(process, delivery):
                 continue
             entry = world.entries().get(key)
             is_held_up = controls.pauses_key(key) or (entry is not None and entry.attempts > 0)
+            # A worker looks at a paused key now and then; until it does, the pause lasts for it.
+            is_held_up = is_held_up or world.now() - self._paused_at.get(key, -math.inf) < PAUSE_LOOK_S
             waited_s = world.now() - self._waiting_since.get((process.name, key), 0.0)
             if waited_s < BLOCKED_AFTER_S / 2 and not is_held_up:
                 world.auditor.violate(f"{process.name} gives {key} back after {waited_s:.3f} s")
+
+    def _last_seen(self, process: Process, delivery: Delivery) -> float:
+        """When a message was last seen in a lane of a worker; before that, when the worker received it."""
+        _, received_at = self._receipts.get((process.name, delivery.id), (None, 0.0))
+        return max(received_at, self._in_lane_at.get((process.name, delivery.id), 0.0))
 
     def giving_back(self, process: Process, deliveries: list[Delivery]) -> None:
         held, handed = self._held.get(process.name, {}), self._handed.get(process, set())
@@ -117,6 +128,8 @@ class DeliveryAudit:
     def tick(self) -> None:
         """What waits in a lane must not come back meanwhile, as far as its worker can help it."""
         now, visibility_s = self._world.now(), self._world.source.visibility_s
+        controls = self._world.ledger.working_set.controls
+        self._paused_at.update((key, now) for _, key in self._waiting_since if controls.pauses_key(key))
         for name, lanes in self._world.lanes():
             self._in_lane_at.update(((name, ticket.delivery.id), now) for ticket in lanes.tickets())
             if self._extending[name]:

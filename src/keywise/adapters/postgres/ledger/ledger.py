@@ -6,8 +6,7 @@ An idle key is one small row of marks. Whatever is going on with a key is a seco
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from operator import itemgetter
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import asyncpg
 
@@ -28,8 +27,10 @@ from keywise.adapters.postgres.ledger.working_set import (
     COMMIT_PLAIN,
     STORE_CONTROLS,
     PostgresScope,
+    by_code,
     entry_of,
     letter_of,
+    plain_commits,
     record_columns,
     record_of,
 )
@@ -51,7 +52,6 @@ PRUNE_AT_ONCE = 2_000
 """Nobody has to wait for longer than such a stretch takes."""
 
 _SQL = read_statements(__name__)
-_One = TypeVar("_One", ChangeHeader, Claim)
 
 
 class PostgresLedger:
@@ -248,8 +248,8 @@ class PostgresLedger:
 
     async def _claim_newer(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> list[Claim]:
         """Claim keys that are idle, at changes that are plainly newer; return the claims."""
-        policy, plain = self.scope.policy, _by_code(headers)
-        if not plain or policy.rate is not None:
+        policy, plain = self.scope.policy, by_code(headers)
+        if plain is None or policy.rate is not None:
             return []
         good_until = math.inf
         if policy.retention_s is not None:
@@ -270,17 +270,10 @@ class PostgresLedger:
 
     async def _commit_plain(self, claims: Sequence[Claim]) -> set[str]:
         """Commit claims that nothing has happened to since they were granted; return their keys."""
-        plain = _by_code(claims)
-        if not plain:
+        if (plain := by_code(claims)) is None:
             return set()
-        rows = await self.database.write(
-            COMMIT_PLAIN,
-            self.scope.number,
-            list(plain),
-            numbers(claim.token for claim in plain.values()),
-            [code for code, claim in plain.items() if claim.deleted],
-            limit_s=self.scope.policy.command_s,
-        )
+        arguments = plain_commits(self.scope.number, plain)
+        rows = await self.database.write(COMMIT_PLAIN, *arguments, limit_s=self.scope.policy.command_s)
         return {plain[code].key for (code,) in rows}
 
     async def _read_slowly(self, statement: str, *arguments: object) -> Sequence[Any]:
@@ -310,14 +303,6 @@ def _refused_commits() -> Iterator[None]:
         if isinstance(error.__cause__, asyncpg.IntegrityConstraintViolationError | asyncpg.PLPGSQLError):
             raise TransactionFailedError(str(error)) from error.__cause__
         raise
-
-
-def _by_code(ones: Sequence[_One]) -> dict[bytes, _One]:
-    """What one statement can judge, in the order of its keys: versioned, of no era, and not from a reindex."""
-    plain = ((encoded(one.key), one) for one in ones if one.order is not None and one.order[0] == one.order[2] == 0)
-    by_code = dict(sorted(plain, key=itemgetter(0)))
-    # Of two with the same key, the second depends on what becomes of the first.
-    return by_code if len({one.key for one in ones}) == len(ones) else {}
 
 
 def _keys(claims: Sequence[Claim]) -> list[str]:

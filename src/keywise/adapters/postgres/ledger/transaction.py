@@ -19,13 +19,16 @@ from keywise.adapters.postgres.database import (
     postgres_errors,
 )
 from keywise.adapters.postgres.ledger.working_set import (
+    COMMIT_PLAIN,
     MARK,
     MARK_NEWER,
     PostgresScope,
     PostgresWorkingSet,
+    by_code,
     columns,
     mark_of,
     mark_row,
+    plain_commits,
 )
 from keywise.core import ledger_steps
 from keywise.core.change import ChangeHeader
@@ -143,6 +146,13 @@ class PostgresTransaction:
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         """Without the lock of the controls: what was claimed goes on, whatever an operator does meanwhile."""
         self.commits_claims = True
+        if (plain := by_code(claims)) is not None:
+            async with self._answered():
+                rows = await self.connection.fetch(COMMIT_PLAIN, *plain_commits(self._scope.number, plain))
+            committed = {plain[code].key for (code,) in rows}
+            claims = [claim for claim in claims if claim.key not in committed]
+        if not claims:
+            return []
         async with self._working_set((claim.key for claim in claims), under_controls=False) as working_set:
             return ledger_steps.commit(working_set, [Commit(claim) for claim in claims], (CommitResult.COMMITTED,))
 

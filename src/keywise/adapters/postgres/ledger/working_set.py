@@ -7,25 +7,27 @@ Rows are read in a step of their own: in the one that waits for a lock, others a
 
 import math
 import secrets
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from keywise.adapters.postgres.database import PostgresDatabase, limit_total
+from keywise.adapters.postgres.database import PostgresDatabase, limit_total, numbers
 from keywise.core import rules
-from keywise.core.change import Order
+from keywise.core.change import ChangeHeader, Order
 from keywise.core.controls import PLAIN, controls_of
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import EMPTY, Entry, LedgerPolicy
+from keywise.core.entry import EMPTY, Claim, Entry, LedgerPolicy
 from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import decoded, encoded
 from keywise.core.statements import read_statements
 
 TOKEN_NONCE_BITS = 24
 
+_One = TypeVar("_One", ChangeHeader, Claim)
 _SQL = read_statements(__name__)
 MARK, MARK_NEWER = _SQL["mark"], _SQL["mark_newer"]
 CLAIM_NEWER, COMMIT_PLAIN = _SQL["claim_newer"], _SQL["commit_plain"]
@@ -193,6 +195,22 @@ class PostgresWorkingSet:
         if rates:
             await self._connection.execute(_SQL["rate"], self._scope, *columns(rates))
             await self._connection.execute(_SQL["sweep_rates"], self._scope, self.now, 2 * len(rates) + 10)
+
+
+def by_code(ones: Sequence[_One]) -> dict[bytes, _One] | None:
+    """What one statement can judge, in the order of its keys: versioned, of no era, and not from a reindex.
+
+    None if there is nothing, or if a key occurs twice: then the second depends on what becomes of the first.
+    """
+    plain = ((encoded(one.key), one) for one in ones if one.order is not None and one.order[0] == one.order[2] == 0)
+    found = dict(sorted(plain, key=itemgetter(0)))
+    return found if found and len({one.key for one in ones}) == len(ones) else None
+
+
+def plain_commits(scope: int, claims: Mapping[bytes, Claim]) -> tuple[object, ...]:
+    """What `COMMIT_PLAIN` is given for some claims."""
+    deleted = [code for code, claim in claims.items() if claim.deleted]
+    return scope, list(claims), numbers(claim.token for claim in claims.values()), deleted
 
 
 def mark_of(row: Sequence[Any]) -> Order | None:
