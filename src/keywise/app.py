@@ -17,7 +17,7 @@ from keywise.core.backoff import backoff_s
 from keywise.core.bodies import decoder, encoded
 from keywise.core.clock import boot_time
 from keywise.core.entry import LedgerPolicy
-from keywise.core.errors import SettingsError, UnavailableError
+from keywise.core.errors import DatabaseError, SettingsError, UnavailableError
 from keywise.core.events import Observer
 from keywise.core.ledger import Ledger, LosesWrites, PluggedLedger
 from keywise.core.limits import Debounce, Rate
@@ -360,9 +360,12 @@ class App:
                 return pipeline
 
     @asynccontextmanager
-    async def open(self, name: str, *, work: bool = True) -> AsyncIterator[OpenPipeline]:
+    async def open(
+        self, name: str, *, work: bool = True, unreached: dict[str, str] | None = None
+    ) -> AsyncIterator[OpenPipeline]:
         """Connect everything that a pipeline needs. Pass `work=False` to only inspect it: then it has no heartbeat,
-        no history recorder and no journal."""
+        no history recorder and no journal. With `unreached`, sources that cannot be used are noted there with the
+        cause, and left out."""
         definition = self._definition(name)
         async with AsyncExitStack() as stack:
             policy, ledger, sink = self._ledger_and_sink(definition)
@@ -383,7 +386,13 @@ class App:
                 source = adapters.connect_source(self._address(url, name))
                 if isinstance(source, LeaseFollowingSource):
                     source.follow_lease(definition.settings.lease_s, definition.settings.runtime_max_s)
-                await stack.enter_async_context(source)
+                try:
+                    await stack.enter_async_context(source)
+                except (UnavailableError, DatabaseError) as error:
+                    if unreached is None:
+                        raise
+                    unreached[redacted(url)] = str(error)
+                    continue
                 definition.settings.check_visibility(source.visibility_s, redacted(url))
                 if isinstance(source, AckTimeoutSource):
                     definition.settings.check_ack_timeout(source.ack_timeout_s, redacted(url))
