@@ -6,8 +6,8 @@ import random
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, Self, TypeVar, Unpack
 
 from keywise import adapters
@@ -17,7 +17,7 @@ from keywise.core.backoff import backoff_s
 from keywise.core.bodies import decoder, encoded
 from keywise.core.clock import boot_time
 from keywise.core.entry import LedgerPolicy
-from keywise.core.errors import SettingsError, UnavailableError
+from keywise.core.errors import DatabaseError, SettingsError, UnavailableError
 from keywise.core.events import Observer
 from keywise.core.ledger import Ledger, LosesWrites, PluggedLedger
 from keywise.core.limits import Debounce, Rate
@@ -41,6 +41,8 @@ from keywise.serial.function import SerialFunction, SerialWorker, Wiring, define
 LANES = ("live", "bulk")
 START_RETRY_MAX_S = 5.0
 """How often at least a pipeline that waits for its start tries to reach its source, ledger and sink."""
+SILENT_START_S = 5.0
+"""How long a start may take before it is reported: the limits of the clients are longer."""
 _RNG = random.Random()
 SAME_WISH_S = 0.2
 """Signals within this time count as one: `timeout` and some process managers signal a process and also its group."""
@@ -57,6 +59,8 @@ class PipelineDefinition:
         self.settings = settings
         self.debounce: Debounce | None = None
         self.rate: Rate | None = None
+        self.connecting_to = ""
+        """What is connected at the moment, or was the last."""
         self._app = app
         self._route = route
         self._lanes: dict[str, str] = {}
@@ -150,7 +154,7 @@ class App:
         self._consumers: list[Consumer | SerialWorker] = []
         self._is_stopping = False
         self._starting: set[asyncio.Task[None]] = set()
-        """Tasks of pipelines that wait for their start."""
+        """Tasks that connect pipelines, or wait until they can."""
         self._address(ledger, "")
 
     def pipeline(  # noqa: PLR0913 - one parameter per option
@@ -256,20 +260,22 @@ class App:
             raise SettingsError("this app has no pipeline; define one with app.pipeline(...)")
         self._is_stopping = False
         async with AsyncExitStack() as stack:
-            opened: list[OpenPipeline] = []
-            away: dict[str, UnavailableError] = {}
-            for name in names or self.pipelines:
-                try:
-                    opened.append(await stack.enter_async_context(self.open(name)))
-                except UnavailableError as error:
-                    if not wait:
-                        raise
-                    away[name] = error
-            self._consumers = [*map(Consumer, opened), *map(SerialWorker, () if names else self.serials.values())]
             if handle_signals:
                 self._listen(stack)
+            opened: list[OpenPipeline] = []
+            away: dict[str, UnavailableError] = {}
+            with self._stoppable():
+                for name in names or self.pipelines:
+                    try:
+                        with self._reported_if_slow(name):
+                            opened.append(await stack.enter_async_context(self.open(name)))
+                    except UnavailableError as error:
+                        if not wait:
+                            raise
+                        away[name] = error
             if self._is_stopping:
-                self.stop()
+                return
+            self._consumers = [*map(Consumer, opened), *map(SerialWorker, () if names else self.serials.values())]
             try:
                 async with asyncio.TaskGroup() as group:
                     for consumer in self._consumers:
@@ -284,10 +290,40 @@ class App:
     def stop(self) -> None:
         """Drain: take no more messages, finish the changes that have begun, and release the others."""
         self._is_stopping = True
-        for waiting in self._starting:
-            waiting.cancel()
+        while self._starting:
+            self._starting.pop().cancel()
         for consumer in self._consumers:
             consumer.stop()
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Let `stop` break the block off."""
+        task = asyncio.current_task()
+        assert task is not None, "an app runs in a task"
+        self._starting.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            # Somebody else may have cancelled the task as well.
+            if not self._is_stopping or task.uncancel():
+                raise
+        finally:
+            self._starting.discard(task)
+
+    @contextmanager
+    def _reported_if_slow(self, name: str) -> Iterator[None]:
+        """Report what a pipeline waits for if it cannot be connected soon, though no call has failed yet."""
+
+        def report() -> None:
+            cause = f"{self._definition(name).connecting_to}: no answer yet"
+            event = events.Unavailable(pipeline=name, what=events.START, cause=cause, retry_s=0.0, calls=0)
+            events.notify(self.observers, event)
+
+        timer = asyncio.get_running_loop().call_later(SILENT_START_S, report)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def _run_late(self, name: str, error: UnavailableError) -> None:
         """Run a pipeline as soon as its source, ledger and sink can be reached."""
@@ -326,9 +362,12 @@ class App:
                 return pipeline
 
     @asynccontextmanager
-    async def open(self, name: str, *, work: bool = True) -> AsyncIterator[OpenPipeline]:
+    async def open(
+        self, name: str, *, work: bool = True, unreached: dict[str, str] | None = None
+    ) -> AsyncIterator[OpenPipeline]:
         """Connect everything that a pipeline needs. Pass `work=False` to only inspect it: then it has no heartbeat,
-        no history recorder and no journal."""
+        no history recorder and no journal. With `unreached`, sources that cannot be used are noted there with the
+        cause, and left out."""
         definition = self._definition(name)
         async with AsyncExitStack() as stack:
             policy, ledger, sink = self._ledger_and_sink(definition)
@@ -338,17 +377,26 @@ class App:
             stack.callback(self.owners.discard, owner)
             journal_store = _journal_store(definition, owner) if work else None
             lazy = LazyLedger(ledger, stack)
+            definition.connecting_to = redacted(self.ledger_url)
             # A worker that may write without the ledger may also start without it.
             await (lazy.open() if journal_store is None else lazy.try_to_open())
             part = lazy.part if journal_store is not None else _itself
+            definition.connecting_to = redacted(definition._sink_url or self.ledger_url)
             await stack.enter_async_context(sink)
             loses = ledger if isinstance(ledger, LosesWrites) else None
             sources = []
             for url in definition._lanes:
+                definition.connecting_to = redacted(url)
                 source = adapters.connect_source(self._address(url, name))
                 if isinstance(source, LeaseFollowingSource):
                     source.follow_lease(definition.settings.lease_s, definition.settings.runtime_max_s)
-                await stack.enter_async_context(source)
+                try:
+                    await stack.enter_async_context(source)
+                except (UnavailableError, DatabaseError) as error:
+                    if unreached is None:
+                        raise
+                    unreached[redacted(url)] = str(error)
+                    continue
                 definition.settings.check_visibility(source.visibility_s, redacted(url))
                 if isinstance(source, AckTimeoutSource):
                     definition.settings.check_ack_timeout(source.ack_timeout_s, redacted(url))

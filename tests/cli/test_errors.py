@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cli.command import Answer, Folder
+from servers import machine
 
 
 @pytest.fixture
@@ -114,13 +115,29 @@ def test_a_queue_that_is_missing_hides_no_other_pipeline(folder):
     folder.write("torn.py", text.replace(mails, 'mails.source("sqlite:///nowhere/queue.db")'))
     assert folder.keywise("send", "pages", '{"id": "a", "v": 1}', app="torn:app").status == 0
     answer = folder.keywise("status", app="torn:app")
-    assert (answer.status, answer.err) == (1, "Error: mails cannot be shown; see the cause above\n")
+    assert (answer.status, answer.err) == (1, "Error: mails cannot be shown in full; see the cause above\n")
     assert "the folder nowhere of nowhere/queue.db does not exist" in " ".join(answer.out.split())
     assert "pages" in answer.out and "atomic" in answer.out
     told = folder.keywise("status", "--json", app="torn:app").json
-    assert [one["pipeline"] for one in told["pipelines"]] == ["pages"]
-    assert [one["pipeline"] for one in told["unreached"]] == ["mails"]
-    expect(folder.keywise("status", "--pipeline", "mails", app="torn:app"), 1, "does not exist; create it")
+    assert [one["pipeline"] for one in told["pipelines"]] == ["pages", "mails"]
+
+
+def test_a_broker_that_is_away_hides_nothing_that_the_ledger_knows(folder):
+    text = (folder.path / "shop.py").read_text()
+    folder.keywise("send", "mails", '{"id": "a", "v": 1}', '{"id": "b", "v": 1, "bad": true}')
+    folder.work()
+    port = machine.free_port()
+    away = f'mails.source("sqlite:///shop.db").source("amqp://shop:s3cret@127.0.0.1:{port}/?queue=mails")'
+    folder.write("torn.py", text.replace('mails.source("sqlite:///shop.db")', away))
+    answer = folder.keywise("status", "--pipeline", "mails", app="torn:app")
+    assert (answer.status, answer.err) == (1, "Error: mails cannot be shown in full; see the cause above\n")
+    said = " ".join(answer.out.split())
+    assert "mails plain 1 0 0 0 1" in said, "keys and dead letters"
+    assert f"mails: amqp://shop:***@127.0.0.1:{port}/?queue=mails cannot be reached: " in said and "refused" in said
+    again = folder.keywise("status", "--pipeline", "mails", "--json", app="torn:app")
+    [mails] = again.json["pipelines"]
+    assert (again.status, mails["keys"], mails["dead"]) == (1, 1, 1)
+    assert [("cause" in source, source["depth"]) for source in mails["sources"]] == [(False, 0), (True, None)]
 
 
 def test_a_send_to_a_server_that_is_away_says_what_may_be_missing(folder):

@@ -91,6 +91,10 @@ def test_lines_have_the_time_of_the_store_when_they_happened():
         (events.DeadLettered(pipeline="p", key="a", version=2, cause="bad"), ("dead letter", "a", 2, "bad")),
         (events.TookOver(pipeline="p", key="a", version=2, crashes=0), ("taken over", "a", 2, "")),
         (
+            events.TookOver(pipeline="p", key="a", version=2, crashes=1),
+            ("taken over", "a", 2, "1 worker died alone with it"),
+        ),
+        (
             events.TookOver(pipeline="p", key="a", version=2, crashes=2),
             ("taken over", "a", 2, "2 workers died alone with it"),
         ),

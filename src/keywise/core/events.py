@@ -130,7 +130,8 @@ class Unavailable(Event, frozen=True, kw_only=True):
     cause: str
     retry_s: float
     calls: int = 1
-    """How many calls have failed since it was last available. Only the first one is a warning in the log."""
+    """How many calls have failed since it was last available. Only the first one is a warning in the log.
+    0: the first call of a start has not been answered for some seconds."""
 
 
 class Available(Event, frozen=True, kw_only=True):

@@ -141,7 +141,8 @@ def _failed(event: events.Failed) -> HistoryFields:
 
 
 def _took_over(event: events.TookOver) -> HistoryFields:
-    detail = f"{event.crashes} workers died alone with it" if event.crashes else ""
+    workers = "1 worker" if event.crashes == 1 else f"{event.crashes} workers"
+    detail = f"{workers} died alone with it" if event.crashes else ""
     return "taken over", event.key, event.version, detail
 
 

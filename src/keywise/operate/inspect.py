@@ -1,6 +1,7 @@
 """Reports for an operator: the figures of a pipeline, and all about one key, with a forecast of what happens next."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeVar
 
 import msgspec
@@ -9,6 +10,7 @@ from msgspec.structs import asdict, replace
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, Order, is_unversioned, order_of
 from keywise.core.controls import PLAIN, Controls, Pause
 from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
+from keywise.core.errors import DatabaseError, UnavailableError
 from keywise.core.history import ALARM, ENDS_ALARM, HistoryRecord
 from keywise.core.rules import decide_under, era_of
 from keywise.core.settings import Settings
@@ -44,6 +46,8 @@ class SourceFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     """How many messages consumers hold, in any process; None if the source does not know."""
     advice: str = ""
     """What makes it possible to count all messages."""
+    cause: str = ""
+    """Why the source cannot be reached."""
 
 
 class JournalSummary(msgspec.Struct, frozen=True):
@@ -202,9 +206,15 @@ class KeyReport(msgspec.Struct, frozen=True):
     """The sources whose consumers hold messages that the ledger knows nothing of, perhaps some of this key."""
 
 
-async def figures_of(pipeline: OpenPipeline, wall: float) -> PipelineFigures:
-    """Count messages, keys, claims and dead letters. `wall` is the current time."""
-    sources = [await _source_figures(pipeline, name, source) for name, source in pipeline.sources]
+async def figures_of(
+    pipeline: OpenPipeline, wall: float, unreached: Mapping[str, str] = MappingProxyType({})
+) -> PipelineFigures:
+    """Count messages, keys, claims and dead letters. `wall` is the current time.
+
+    `unreached` are sources that were left out, with the cause.
+    """
+    sources = [await _reached_figures(pipeline, name, source) for name, source in pipeline.sources]
+    sources += [SourceFigures(name, "unknown", None, cause=cause) for name, cause in unreached.items()]
     counts, controls = await pipeline.admin.counts(), await pipeline.control_store.controls()
     now = await pipeline.admin.now()
     alarm = active_alarm(await pipeline.history_store.history("", ALARM_LINES), now - ALARM_S)
@@ -219,6 +229,13 @@ async def figures_of(pipeline: OpenPipeline, wall: float) -> PipelineFigures:
         journal=journal_summary_of(pipeline.settings, pipeline.name),
         resync_since=controls.resync_at + wall - now if controls.resync_at else None,
     )
+
+
+async def _reached_figures(pipeline: OpenPipeline, name: str, source: Source) -> SourceFigures:
+    try:
+        return await _source_figures(pipeline, name, source)
+    except (UnavailableError, DatabaseError) as error:
+        return SourceFigures(name, choose_strategy(pipeline, source).value, None, cause=str(error))
 
 
 async def _source_figures(pipeline: OpenPipeline, name: str, source: Source) -> SourceFigures:

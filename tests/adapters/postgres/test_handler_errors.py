@@ -210,6 +210,28 @@ def test_a_change_that_loses_its_connection_again_and_again_ends_as_a_dead_lette
     run(main(), limit_s=60)
 
 
+@pytest.mark.parametrize("how", ["set local", "set"])
+def test_a_search_path_that_a_handler_sets_ends_with_its_change(how):
+    """Neither the tables of keywise nor the next handlers see it, in this transaction or a later one."""
+    paths: set[str] = set()
+
+    async def handle(change: Change[dict], transaction: Transaction) -> None:
+        paths.add(await transaction.connection.fetchval("show search_path"))
+        await put(change, transaction)
+        await transaction.connection.execute(f"{how} search_path to nowhere")
+
+    async def main() -> None:
+        async with handler_shop(handle, *NEIGHBOURS, attempts_max=2) as shop:
+            await shop.until_empty()
+            await shop.send(*NEIGHBOURS, version=2)
+            await shop.until_empty()
+            assert (shop.failed, shop.outages, await shop.letters()) == ({}, [], [])
+            assert await shop.stored() == dict.fromkeys(NEIGHBOURS, 2)
+        assert paths == {'"$user", public'}
+
+    run(main(), limit_s=60)
+
+
 def test_a_connection_that_is_gone_costs_no_attempt():
     async def handle(change: Change[dict], transaction: Transaction) -> None:
         await put(change, transaction)

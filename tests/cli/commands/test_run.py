@@ -2,8 +2,10 @@
 
 import json
 import signal
+import socket
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,42 @@ def test_a_broker_that_is_away_ends_a_worker_that_may_not_wait(folder):
     answer = folder.keywise("run", "shop:app", "--no-wait")
     assert answer.status == 1
     assert answer.err.startswith("Error: amqp://shop:***@127.0.0.1:")
+
+
+SILENT = """
+import keywise
+
+app = keywise.App("sqlite:///shop.db")
+pages = app.pipeline("pages", key="id", version="v")
+pages.source("{url}")
+pages.apply(lambda change: None)
+"""
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """Of a server that takes connections, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("url", "arguments"),
+    [
+        ("amqp://shop:s3cret@127.0.0.1:{}/?queue=pages", ()),
+        ("postgresql://shop:s3cret@127.0.0.1:{}/shop", ("--no-wait",)),
+        ("amqp://shop:s3cret@127.0.0.1:{}/?queue=pages", ("--until-empty",)),
+    ],
+)
+def test_a_server_that_does_not_answer_is_named_and_a_signal_ends_the_wait(folder, silent_port, url, arguments):
+    folder.write("shop.py", SILENT.format(url=url.format(silent_port)))
+    process = folder.start("run", "shop:app", *arguments)
+    said = line(process, "pages")
+    assert said.startswith("pages waits to start: ") and f"***@127.0.0.1:{silent_port}/" in said
+    assert said.endswith(": no answer yet\n"), "long before the attempt has failed"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=scaled(LIMIT_S))
+    assert (process.returncode, err) == (0, "")
 
 
 def test_only_the_named_pipelines_run(folder):

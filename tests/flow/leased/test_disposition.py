@@ -111,3 +111,4 @@ def test_why_a_claimed_change_is_not_tried_again():
     assert exhausted(claim(attempts=2, crashes=1), SETTINGS) is None
     assert exhausted(claim(attempts=3), SETTINGS) == "the outcome of the last of 3 attempts is unknown"
     assert exhausted(claim(attempts=3, crashes=2), SETTINGS) == "2 workers died alone with this change"
+    assert exhausted(claim(crashes=1), Settings(crashes_max=1)) == "1 worker died alone with this change"

@@ -69,6 +69,8 @@ class PostgresDatabase:
         self._left_behind: list[int] = []
         """Sessions that may still be in a transaction at the server, though their connections were given up."""
         self._listener: Any = None
+        self.reset_search_path = ""
+        """The statement after which a session finds the tables of keywise again, whatever user code has set."""
         self._bells: dict[str, dict[str, asyncio.Event]] = {}
         self._finishing: dict[int, list[Callable[[], Awaitable[None]]]] = {}
 
@@ -129,6 +131,8 @@ class PostgresDatabase:
         """
         is_own = limit is not None and not runs_user_code
         limit = limit or limit_each(SLOW_S)
+        if runs_user_code:
+            begin += f"; {self.reset_search_path}"
         if scope:
             begin += f"; {controls_lock(scope, exclusive=exclusive)}"
         async with self._acquired(self._handlers if runs_user_code else None, limit) as connection:
@@ -252,6 +256,7 @@ class PostgresDatabase:
             connection = await self._connect(self._url)
             try:
                 await install(connection, self.name)
+                self.reset_search_path = await connection.fetchval(_RESET_SEARCH_PATH)
             finally:
                 await connection.close()
             self._writers = await self._pool(WRITERS_MAX)
@@ -368,6 +373,10 @@ FOR_HANDLERS = (
     f"'{IDLE_IN_HANDLER_S}s', true) where current_setting('idle_in_transaction_session_timeout') = '{IDLE_S}s'"
 )
 """Unless the user's own setting says otherwise."""
+# Not to the default: a pooler may have set another path for its sessions.
+_RESET_SEARCH_PATH = """
+    select format($$select set_config('search_path', %L, false)$$, current_setting('search_path'))
+"""
 # Those of keywise only: a pooler may have made the number up, and it may be that of another session by now.
 _END_SESSIONS = (
     "select pg_terminate_backend(pid) from pg_stat_activity where pid = any($1::int[]) and pid != pg_backend_pid() "
@@ -390,6 +399,7 @@ _ADVICE = {
     "3D000": "create the database, or name another one",
     "42501": "give this user the right to do so",
     "42P01": "a table of keywise is missing; restore it, or name another database",
+    "42883": "a serial function changed search_path and has to set it back; or restore the functions of keywise",
 }
 
 

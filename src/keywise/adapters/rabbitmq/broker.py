@@ -15,6 +15,7 @@ from pika.exceptions import (
     ChannelClosedByBroker,
     ConnectionBlockedTimeout,
     ConnectionClosedByBroker,
+    ConnectionOpenAborted,
     ProbableAccessDeniedError,
     ProbableAuthenticationError,
 )
@@ -301,6 +302,11 @@ def translated(error: Exception, name: str) -> Exception:
         return DatabaseError(f"{name}: {cause.reply_text}; {_CHANNEL_ADVICE[code]}")
     if isinstance(cause, ConnectionBlockedTimeout):
         return UnavailableError(f"{name}: the broker takes no messages now, because it is short of memory or disk")
+    if isinstance(cause, ConnectionOpenAborted):
+        return UnavailableError(
+            f"{name}: takes the connection, but does not answer; check that host and port are those of a broker, and "
+            "that it is not overloaded"
+        )
     if isinstance(error, AMQPError | OSError) or cause is not error:
         return UnavailableError(f"{name}: {str(cause) or type(cause).__name__}")
     return error

@@ -44,6 +44,10 @@ class Connection(AsyncioConnection):  # type: ignore[misc]
             self._heartbeat_thread.guard(transport)
         super()._proto_connection_made(transport)
 
+    def _on_connection_workflow_done(self, result: Any) -> None:
+        """Of an opening that is broken off, the client library reports a class, which it takes for a connection."""
+        super()._on_connection_workflow_done(result() if isinstance(result, type) else result)
+
     def _create_heartbeat_checker(self) -> Any:
         """Once both sides have agreed on the interval."""
         if self._heartbeat_thread is not None:

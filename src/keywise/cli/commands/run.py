@@ -246,6 +246,8 @@ def _announced(event: events.Event) -> str:
         case events.Started():
             promise = PROMISES.get(event.grade, "")
             return f"{event.pipeline}: {event.grade} ({promise}), {event.strategy}, from {event.source}"
+        case events.Unavailable(what=events.START, calls=0):
+            return f"{event.pipeline} waits to start: {event.cause}"
         case events.Unavailable(what=events.START, calls=1):
             advice = "keywise tries again until it can be reached (--no-wait exits instead)"
             return f"{event.pipeline} waits to start: {event.cause}; {advice}"

@@ -41,8 +41,8 @@ def status(
 
     These are its grade, the numbers of messages, keys, tombstones, live claims, suspects and dead letters,
     what is paused, its era, and alarms of the last hour with what to do about them.
-    If the ledger or a queue of a pipeline cannot be used, shows why, the journals of its workers on this machine,
-    and the other pipelines, and exits with status 1.
+    If a queue cannot be used, shows why, and what the ledger knows. If the ledger cannot be used, shows why, and
+    the journals of the workers on this machine. Shows the other pipelines in both cases, and exits with status 1.
 
     \b
     Example:
@@ -54,30 +54,35 @@ def status(
     names = choose_pipelines(loaded, [pipeline])
 
     def look() -> None:
-        unreached = _look(loaded, names, json)
+        found, unreached = _look(loaded, names, json)
+        partial = [one.pipeline for one in found if any(source.cause for source in one.sources)]
+        if partial and not watch:
+            print_error(f"{', '.join(partial)} cannot be shown in full; see the cause above")
         if unreached and not watch:
             print_error(f"{', '.join(one.pipeline for one in unreached)} cannot be shown; see the cause above")
+        if (partial or unreached) and not watch:
             raise typer.Exit(1)
 
     watch_or_once(look, watch=watch, every=every, json=json)
 
 
-def _look(app: App, names: list[str], json: bool) -> list[Unreached]:
+def _look(app: App, names: list[str], json: bool) -> tuple[list[PipelineFigures], list[Unreached]]:
     found, unreached = asyncio.run(_gathered(app, names))
     if json:
         result = {"ledger": redacted(app.ledger_url), "pipelines": found}
         print_json(result | ({"unreached": unreached} if unreached else {}), moments=MOMENTS)
     else:
         _print_status(found, unreached, time.time())
-    return unreached
+    return found, unreached
 
 
 async def _gathered(app: App, names: list[str]) -> tuple[list[PipelineFigures], list[Unreached]]:
     found, unreached, errors = list[PipelineFigures](), list[Unreached](), list[KeywiseError]()
     for name in names:
         try:
-            async with app.open(name, work=False) as pipeline:
-                found.append(await figures_of(pipeline, time.time()))
+            away: dict[str, str] = {}
+            async with app.open(name, work=False, unreached=away) as pipeline:
+                found.append(await figures_of(pipeline, time.time(), away))
         except (UnavailableError, DatabaseError) as error:
             settings = app.pipelines[name].settings
             errors.append(error)
@@ -159,7 +164,9 @@ def _notes(figures: PipelineFigures, now: float) -> Iterator[str]:
             "ledger knows; write everything again, then run keywise repair --resynced"
         )
     for source in figures.sources:
-        if source.held or source.depth is None:
+        if source.cause:
+            yield f"{source.source} cannot be reached: {source.cause}"
+        elif source.held or source.depth is None:
             yield format_held(source)
     for alarm in figures.alarms:
         yield f"ALARM, {moment(alarm.at, now)}: {alarm.detail}"

@@ -127,7 +127,8 @@ def dispose(execution: Execution, claim: Claim, settings: Settings) -> Dispositi
 def exhausted(claim: Claim, settings: Settings) -> str | None:
     """Return why a change may not be tried again, known as soon as it is claimed; None if it may."""
     if claim.crashes >= settings.crashes_max:
-        return f"{claim.crashes} workers died alone with this change"
+        workers = "1 worker" if claim.crashes == 1 else f"{claim.crashes} workers"
+        return f"{workers} died alone with this change"
     if claim.attempts >= settings.attempts_max:
         # Its last outcome was unknown, so it was not dead-lettered then. Now its lease has expired.
         return f"the outcome of the last of {claim.attempts} attempts is unknown"

@@ -220,3 +220,49 @@ def test_nothing_is_done_twice_after_a_function_has_committed_for_others(url, ba
             assert {answer for answer in answers if isinstance(answer, str)} <= set(rows)
 
     run(story())
+
+
+def test_a_search_path_that_a_function_without_a_turn_sets_ends_with_its_call(url):
+    paths: list[str] = []
+
+    async def story():
+        await with_table(url)
+        app = keywise.App(url)
+
+        @app.serial("f", key=lambda name: name, mode="off")
+        async def f(claim: keywise.Claim, name: str, transaction: keywise.Transaction) -> str:
+            paths.append(await transaction.connection.fetchval("show search_path"))
+            await transaction.connection.execute("insert into effects values ($1)", name)
+            await transaction.connection.execute("set search_path to nowhere")
+            return name
+
+        async with app:
+            assert [await f(name) for name in ("one", "two")] == ["one", "two"]
+        assert await rows_of(url) == ["one", "two"]
+        assert paths == ['"$user", public'] * 2
+
+    run(story())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_function_that_leaves_another_search_path_fails_alone_and_is_told_why(url, backend):
+    """To set it back for every call would cost each a round trip."""
+
+    async def story():
+        await with_table(url)
+        app = keywise.App(url)
+
+        @app.serial("f", key=lambda name: "k", turns=backend, run_here=True)
+        async def f(claim: keywise.Claim, name: str, transaction: keywise.Transaction) -> str:
+            await transaction.connection.execute("insert into effects values ($1)", name)
+            if name == "bad":
+                await transaction.connection.execute("set search_path to nowhere")
+            return name
+
+        async with app:
+            answers = await asyncio.gather(f("a"), f("bad"), f("b"), return_exceptions=True)
+            assert (answers[0], answers[2], await f("c")) == ("a", "b", "c")
+            assert isinstance(answers[1], FailedError) and "changed search_path" in str(answers[1])
+        assert await rows_of(url) == ["a", "b", "c"]
+
+    run(story())

@@ -186,7 +186,7 @@ class PostgresTransaction:
                 raise TransactionFailedError(f"{self._scope.database.name}: {error}") from error
             raise
         try:
-            await self._end_savepoint("release keywise")
+            await self._end_savepoint(f"release keywise; {self._scope.database.reset_search_path}")
         except DatabaseError as error:
             if isinstance(error.__cause__, asyncpg.InFailedSQLTransactionError):
                 await self._end_savepoint("rollback to keywise; release keywise", error)

@@ -66,8 +66,9 @@ async def transaction(
     if guard:
         guard = f"set local lock_timeout = '{LOCK_S}s'; {guard}; set local lock_timeout to default; "
     begin = f"begin; {name}{guard}{FOR_HANDLERS}; savepoint keywise"
+    end = f"release keywise; {tables.database.reset_search_path}; commit"
     with _not_theirs():
-        async with tables.database.transaction(begin=begin, end="release keywise; commit") as connection:
+        async with tables.database.transaction(begin=begin, end=end) as connection:
             yield PostgresTurnsTransaction(tables, connection)
 
 
