@@ -330,7 +330,7 @@ def test_what_was_decided_long_ago_is_not_written(monkeypatch):
     async def story() -> None:
         async with on_shared() as ledger:
             with pytest.raises(UnavailableError, match="keep changing"):
-                await ledger.claim(headers(("a", 1)), TERMS)
+                await ledger.claim([ChangeHeader("a", (0, 1, 1))], TERMS)
             assert await ledger.inspect("a") is None
 
     run(story())

@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
+import hiredis
 from redis.asyncio.connection import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -180,14 +181,15 @@ class RedisDatabase:
         await self._drop(*self._free)
 
 
-async def _exchanged(connection: Any, command: Sequence[Any], limit_s: float) -> Any:
+async def _exchanged(connection: Any, command: tuple[Any, ...], limit_s: float) -> Any:
     """The answer to a command, over a connection that is made if it has to be."""
     task = asyncio.current_task()
     assert task is not None
     before = task.cancelling()
     async with asyncio.timeout(limit_s):
         await connection.connect()
-        await connection.send_command(*command)
+        # The client library packs in Python, which takes longer than all else that is done for a large command.
+        await connection.send_packed_command(hiredis.pack_command(command))
         answer = await connection.read_response()
     if task.cancelling() > before:
         # The client library swallows it while it connects, and whoever cancelled would wait for ever.

@@ -1,5 +1,7 @@
 """The ledger in a Redis server: the rules, applied to states that are read in one step and swapped in another.
 
+Plain changes, which need no rules, are claimed in one step and committed in another.
+
 Redis holds only the ledger. Effects are never part of a step of it, so there is no transaction to write them in.
 """
 
@@ -14,9 +16,10 @@ from typing import Self, TypeVar
 
 from keywise.adapters.redis.database import OPTIONS, RedisDatabase, database_at, in_pairs
 from keywise.adapters.redis.ledger.dump import LETTER, RedisLedgerTransfer
-from keywise.adapters.redis.ledger.entry_encoding import IDLE, entry_of, state_of
+from keywise.adapters.redis.ledger.entry_encoding import IDLE, entry_of, is_plain_claim, state_of
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
 from keywise.adapters.redis.ledger.listing import active_entries, codes_after
+from keywise.adapters.redis.ledger.plain_claims import RedisPlainClaims
 from keywise.adapters.redis.ledger.progress_file import ProgressFile
 from keywise.adapters.redis.ledger.scope import BUCKETS_MAX, RedisScope
 from keywise.adapters.redis.ledger.scripts import COUNT, DROP, PERIODIC_LOCK, PROBE, SET_CONTROLS, WALK
@@ -48,7 +51,7 @@ LETTERS_AT_ONCE = 100
 HELD, DONE = b"held", b"done"
 DELETE_AT_ONCE = 4_096
 KNOWN_MAX = 50_000
-"""Of so many claims the worker remembers what it wrote, which saves a step when they end."""
+"""Of so many claims that are not plain the worker remembers what it wrote, which saves a step when they end."""
 
 
 class RedisLedger:
@@ -71,8 +74,9 @@ class RedisLedger:
         progress_file = ProgressFile(witness, server.name, scope) if witness is not None else None
         self._scope = RedisScope(server, scope, buckets, progress_file)
         self._entries = RedisEntries(self._scope, policy)
+        self._plain_claims = RedisPlainClaims(self._scope, policy)
         self._known: OrderedDict[int, Entry] = OrderedDict()
-        """By token, what this worker wrote when it was granted the claim."""
+        """By token, what this worker wrote when it was granted a claim that is not plain."""
         self.admin = self.control_store = self
         self.history_store = RedisHistoryStore(self._scope)
         self.transfer = RedisLedgerTransfer(self._scope, policy, self.set_controls, self.history_store)
@@ -88,20 +92,15 @@ class RedisLedger:
         await self._server.__aexit__()
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
-        def step(working_set: RedisWorkingSet, header: ChangeHeader) -> tuple[ClaimResults, Entry | None]:
-            tokens = iter([working_set.tokens[header.key]])
-            return ledger_steps.claim(working_set, [header], terms, tokens), working_set.entry(header.key)
-
-        by_key = {header.key: header for header in sorted(headers, key=_key)}
-        read = await self._entries.read(by_key, tokens=True)
-        results = ClaimResults()
-        for result, entry in await self._entries.run(by_key, step, read, frees=False, under_controls=True):
-            results.refused |= result.refused
-            for claim in result.granted:
-                assert entry is not None, "a key that is claimed has an entry"
-                results.granted.append(claim)
-                self._know(claim.token, entry)
-        return results
+        """Claim what is idle and plainly newer in one step; the rules decide the rest."""
+        if not self._plain_claims.is_worth_trying or not _names_each_once([header.key for header in headers]):
+            return await self._claim(headers, terms)
+        granted = await self._plain_claims.claim(headers, terms)
+        if len(granted) == len(headers):
+            return ClaimResults(granted)
+        keys = {claim.key for claim in granted}
+        results = await self._claim([header for header in headers if header.key not in keys], terms)
+        return ClaimResults([*granted, *results.granted], results.refused)
 
     async def renew(self, claims: Sequence[Claim], lease_s: float, phase: Phase = Phase.CLAIMED) -> list[Claim]:
         def step(working_set: RedisWorkingSet, some: list[Claim]) -> list[Claim]:
@@ -111,14 +110,13 @@ class RedisLedger:
 
     async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         """If the answer is lost, the call is repeated: the mark shows what has arrived."""
-        by_token = {commit.claim.token: commit for commit in commits}
-
-        def ends(entry: Entry, claim: Claim) -> Entry | None:
-            return rules.commit(entry, by_token[claim.token], 0.0, self._policy)[0]
-
-        # A mark alone gets its time where it is written. For every other entry the clock is read first.
-        known = self._known_entries([commit.claim for commit in commits], ends)
-        return _flat(await self._entries.run(_by_key(commits, _claim_key), ledger_steps.commit, known))
+        claims = [commit.claim for commit in commits]
+        # Of two with the same key, the second depends on what becomes of the first.
+        if _names_each_once([claim.key for claim in claims]):
+            known = self._known
+            committed = await self._plain_claims.commit([claim for claim in claims if claim.token not in known])
+            commits = [commit for commit in commits if commit.claim.token not in committed]
+        return await self._commit(commits) if commits else []
 
     async def fail(self, failures: Sequence[Failure]) -> None:
         await self._entries.run(_by_key(failures, _claim_key), ledger_steps.fail)
@@ -280,7 +278,39 @@ class RedisLedger:
             await asyncio.sleep(random.uniform(0, WAIT_S * attempt))
         raise UnavailableError(f"{self._server.name}: others keep changing what is set")
 
+    async def _claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
+        """Claim what the rules grant."""
+
+        def step(working_set: RedisWorkingSet, header: ChangeHeader) -> tuple[ClaimResults, Entry | None]:
+            tokens = iter([working_set.tokens[header.key]])
+            return ledger_steps.claim(working_set, [header], terms, tokens), working_set.entry(header.key)
+
+        by_key = {header.key: header for header in sorted(headers, key=_key)}
+        read = await self._entries.read(by_key, tokens=True)
+        self._plain_claims.saw(read.controls)
+        results = ClaimResults()
+        for result, entry in await self._entries.run(by_key, step, read, frees=False, under_controls=True):
+            results.refused |= result.refused
+            for claim in result.granted:
+                assert entry is not None, "a key that is claimed has an entry"
+                results.granted.append(claim)
+                self._know(claim.token, entry)
+        return results
+
+    async def _commit(self, commits: Sequence[Commit]) -> list[Claim]:
+        """Commit what the rules accept."""
+        by_token = {commit.claim.token: commit for commit in commits}
+
+        def ends(entry: Entry, claim: Claim) -> Entry | None:
+            return rules.commit(entry, by_token[claim.token], 0.0, self._policy)[0]
+
+        # A mark alone gets its time where it is written. For every other entry the clock is read first.
+        known = self._known_entries([commit.claim for commit in commits], ends)
+        return _flat(await self._entries.run(_by_key(commits, _claim_key), ledger_steps.commit, known))
+
     def _know(self, token: int, entry: Entry) -> None:
+        if is_plain_claim(state_of(entry)):
+            return
         self._known[token] = entry
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
@@ -340,6 +370,10 @@ def _by_key(items: Iterable[T], key: Callable[[T], str] = _key) -> dict[str, lis
     for item in items:
         found.setdefault(key(item), []).append(item)
     return found
+
+
+def _names_each_once(keys: list[str]) -> bool:
+    return len(set(keys)) == len(keys)
 
 
 def _flat(lists: Iterable[list[Claim]]) -> list[Claim]:

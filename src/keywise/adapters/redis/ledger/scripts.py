@@ -1,6 +1,7 @@
 """The scripts of the ledger, from the files in `lua/`, which say what each of them does and which arguments it takes.
 
-The scripts know no rules. They compare bytes, keep the indexes of what was written, and tell the server's time.
+The scripts compare bytes, keep the indexes of what was written, and tell the server's time. They know no rules, but for
+one: `claim_plain` grants what every rule would grant.
 Numbers that need all 64 bits stay bytes; those that Lua counts with stay below 2^53.
 A script that frees memory, or that whoever frees it needs, also runs when all memory that Redis may use is used.
 """
@@ -19,6 +20,8 @@ OPEN = _script("open", frees=True)
 READ = _script("guard", "read", frees=True)
 SWAP = _script("guard", "swap")
 SWAP_FREEING = _script("guard", "swap", frees=True)
+CLAIM_PLAIN = _script("guard", "claim_plain")
+COMMIT_PLAIN = _script("guard", "commit_plain", frees=True)
 
 SET_CONTROLS = _script("guard", "set_controls", frees=True)
 COUNT = _script("guard", "count", frees=True)
