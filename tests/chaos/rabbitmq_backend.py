@@ -97,8 +97,9 @@ class RabbitShelf:
 
     async def _prepare_delays(self) -> float:
         """Make the delay queues; return in how many seconds they can be used."""
-        publisher = Publisher(Broker(self._server.url))
-        delay_queues = DelayQueues(self._opened(), publisher, QUEUE)
+        broker = Broker(self._server.url)
+        publisher = Publisher(broker)
+        delay_queues = DelayQueues(broker, self._opened(), publisher, QUEUE)
         usable_in_s = [await delay_queues.usable_in_s(delay_s) for delay_s in PREPARED_DELAYS_S]
         await publisher.close()
         return max(usable_in_s)

@@ -9,6 +9,7 @@ from chaos.fleet import Worker, drained, until
 from chaos.hunt import Plan, hunt
 from chaos.store import Store
 from chaos.witness import EXIT_OF_POISON
+from keywise.core.entry import Level
 
 KILLS = {"queue_transaction": 10, "transacted": 5, "leased": 5}
 """That have to fall inside an open batch."""
@@ -82,7 +83,7 @@ def test_a_change_that_kills_its_worker_ends_as_a_dead_letter(store, way):
     cause = f"{DEATHS_MAX} workers died alone with this change"
     assert store.letters() == {"poison": cause, "bane": cause}
     assert store.content() == neighbours | {"poison": 1}
-    assert 2 * DEATHS_MAX < deaths <= 2 * DEATHS_MAX + 2, "a death beside others is nobody's fault"
+    assert 2 * DEATHS_MAX < deaths <= 2 * (Level.ALONE + DEATHS_MAX), "a death beside others is nobody's fault"
     assert store.held() == []
     if way == "transacted":
         assert store.rows("select key, count(*) from log where op = 'write' group by key having count(*) > 1") == []
