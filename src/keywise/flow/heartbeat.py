@@ -104,9 +104,15 @@ class CallTimer:
         limit = self._clock() + ROUNDING_S
         for call in [*self._calls]:
             if call.deadline <= limit:
-                call.expire()
+                # Not at once: after a pause of this process, a renewal is overdue too, and has to begin first. If it
+                # gets no answer, the ledger is to blame for the end of the claim, and not the change.
+                asyncio.get_running_loop().call_soon(self._expire, call)
             else:
                 self.wake_at(call.deadline)
+
+    def _expire(self, call: SinkCall) -> None:
+        if call in self._calls:
+            call.expire()
 
 
 class Heartbeat:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from keywise.core.entry import Claim, Level, RefusalReason
 from keywise.core.errors import UnavailableError
@@ -18,11 +18,20 @@ SIDE_BY_SIDE = 2
 class RepairLoop:
     """Looks for suspect keys periodically and repairs them, in the company that their level allows."""
 
-    def __init__(self, pipeline: OpenPipeline, repairer: Repairer, company: Company, arrivals: Wakeup) -> None:
+    def __init__(
+        self,
+        pipeline: OpenPipeline,
+        repairer: Repairer,
+        company: Company,
+        arrivals: Wakeup,
+        may_begin: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._pipeline = pipeline
         self._repairer = repairer
         self._company = company
         self._arrivals = arrivals
+        self._may_begin = may_begin
+        """False while changes are written without claims: a repair could run beside one of the same key."""
         self._stop = asyncio.Event()
         self._alone: deque[str] = deque()
 
@@ -57,7 +66,7 @@ class RepairLoop:
 
     async def _repair(self, key: str) -> None:
         level = Level.USUAL
-        while self._company.may_repair(level):
+        while self._may_begin() and self._company.may_repair(level):
             # Counted from before the claim: a change that has to run alone waits for it.
             try:
                 with self._company.repairing(level) as repair:

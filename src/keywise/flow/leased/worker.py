@@ -136,7 +136,9 @@ class LeasedWorker:
         self._company = Company(executor.side_by_side, pipeline.settings.lease_s, pipeline.clock)
         self._alone_turns = AloneTurns(PAUSE_LEASES_MAX * pipeline.settings.lease_s)
         self._repairer = Repairer(pipeline, heartbeat)
-        self._repairs = RepairLoop(pipeline, self._repairer, self._company, lanes.arrivals)
+        self._repairs = RepairLoop(
+            pipeline, self._repairer, self._company, lanes.arrivals, lambda: not self._fallback.is_at_work
+        )
 
     def stop(self) -> None:
         self._stopping = True
