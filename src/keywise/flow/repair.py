@@ -99,19 +99,24 @@ class Repairer:
         finally:
             self._heartbeat.drop([claim])
 
+    def would_run(self, claim: Claim) -> bool:
+        """Whether `run_under` would run user code; otherwise it ends the claim at once."""
+        is_due = claim.suspicions > 0 and not claim.took_over
+        return is_due and claim.crashes < self._pipeline.settings.crashes_max
+
     async def _repair_under(self, claim: Claim, begins: Callable[[], None]) -> str:
+        if self.would_run(claim):
+            return await self._write_refetched(claim, begins)
         if claim.suspicions == 0 or claim.took_over:
             # Another worker has repaired the key, or has died holding it. In the second case its write may still
             # land after ours, so the key has to wait for the whole horizon again.
             await self._pipeline.ledger.release([claim])
             return "a worker died holding this key; its repair waits for the horizon again" if claim.took_over else ""
-        if claim.crashes >= self._pipeline.settings.crashes_max:
-            # Repairing it again would crash the next worker. The key stays suspect, and `keywise why` shows it.
-            cause = f"{claim.crashes} workers died while they repaired this key"
-            self._report_failure(claim, cause)
-            await self._pipeline.ledger.release([claim])
-            return cause
-        return await self._write_refetched(claim, begins)
+        # Repairing it again would crash the next worker. The key stays suspect, and `keywise why` shows it.
+        cause = f"{claim.crashes} workers died while they repaired this key"
+        self._report_failure(claim, cause)
+        await self._pipeline.ledger.release([claim])
+        return cause
 
     async def _write_refetched(self, claim: Claim, begins: Callable[[], None]) -> str:
         pipeline = self._pipeline

@@ -99,6 +99,16 @@ class MemoryDatabase:
             self._undo.append((table, key, table.get(key)))
         _put(table, key, value)
 
+    def committed(self, table: dict[Any, Any]) -> dict[Any, Any]:
+        """Return a table without what the open transaction has set: it may still be rolled back."""
+        if not self._undo:
+            return table
+        before = dict(table)
+        for changed, key, value in reversed(self._undo):
+            if changed is table:
+                _put(before, key, value)
+        return before
+
     def exclusive(self) -> AbstractAsyncContextManager[None]:
         """Wait for the open transaction, if there is one, and keep others out."""
         return self._writer

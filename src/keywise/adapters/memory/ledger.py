@@ -73,22 +73,22 @@ class MemoryLedger:
             yield MemoryTransaction(self)
 
     async def inspect(self, key: str) -> Entry | None:
-        return self.working_set.entry(key)
+        return self._entries().get(key)
 
     async def counts(self) -> LedgerCounts:
-        entries = self._scope.entries.values()
+        entries = self._entries().values()
         return LedgerCounts(
             keys=sum(entry.mark is not None for entry in entries),
             tombstones=sum(entry.deleted for entry in entries),
             claims=sum(entry.token != 0 and entry.lease_until > self.working_set.now for entry in entries),
             suspects=sum(entry.suspicions > 0 for entry in entries),
-            dead=len(self._scope.letters),
+            dead=len(self.database.committed(self._scope.letters)),
         )
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
         until = self.working_set.now - quiet_s
         suspects = [
-            (rules.suspect_since(entry, self.working_set.policy), key) for key, entry in self._scope.entries.items()
+            (rules.suspect_since(entry, self.working_set.policy), key) for key, entry in self._entries().items()
         ]
         return [key for since, key in sorted((s, key) for s, key in suspects if s is not None and s <= until)][:limit]
 
@@ -104,15 +104,16 @@ class MemoryLedger:
     async def dead_letters(
         self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
     ) -> list[tuple[int, float, DeadLetter]]:
-        numbered = sorted(self._scope.letters.items(), reverse=True)
+        numbered = sorted(self.database.committed(self._scope.letters).items(), reverse=True)
         found = [(number, *kept) for number, kept in numbered if matching.covers(*kept)]
         return found[:limit]
 
     async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
-        known = [number for number in numbers if number in self._scope.letters]
-        for number in known:
-            self.database.set(self._scope.letters, number, None)
-        return len(known)
+        async with self.database.exclusive():
+            known = [number for number in numbers if number in self._scope.letters]
+            for number in known:
+                self.database.set(self._scope.letters, number, None)
+            return len(known)
 
     async def now(self) -> float:
         return self.working_set.now
@@ -144,12 +145,10 @@ class MemoryLedger:
             return raised.era
 
     async def keys(self, after: str, limit: int) -> list[str]:
-        return sorted(key for key, entry in self._scope.entries.items() if key > after and rules.is_known(entry))[
-            :limit
-        ]
+        return sorted(key for key, entry in self._entries().items() if key > after and rules.is_known(entry))[:limit]
 
     async def held(self, after: str, limit: int) -> list[str]:
-        entries, now = self._scope.entries.items(), self.working_set.now
+        entries, now = self._entries().items(), self.working_set.now
         return sorted(key for key, entry in entries if key > after and entry.token and entry.lease_until > now)[:limit]
 
     async def acquire(self, task: str, every_s: float) -> bool:
@@ -177,6 +176,10 @@ class MemoryLedger:
             for number in gone:
                 self.database.set(self._scope.lines, number, None)
             return len(gone)
+
+    def _entries(self) -> dict[str, Entry]:
+        """Return the entries as an operator sees them: without what an open transaction has set."""
+        return self.database.committed(self._scope.entries)
 
     def _set_controls(self, controls: Controls) -> None:
         self.database.set(self._scope.controls, "", controls)

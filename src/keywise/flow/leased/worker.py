@@ -257,6 +257,11 @@ class LeasedWorker:
             answer = await self._repairer.claim(key, Level.ALONE)
             if isinstance(answer, Refusal):
                 return
+            if answer.took_over:
+                self._company.window.took_over(answer.level)
+            if not self._repairer.would_run(answer):
+                await self._repairer.run_under(answer)  # It only ends the claim: other keys need not wait for that.
+                return
             with self._company.draining():
                 if await self._is_drained(0, key):
                     await self._repairer.run_under(answer)

@@ -92,6 +92,19 @@ async def a_rollback_leaves_nothing(bench: LedgerBench) -> None:
 
 
 @TRANSACTION_PROMISES.add(SAFE)
+async def others_see_nothing_of_an_open_transaction(bench: LedgerBench) -> None:
+    """A mark and a dead letter can be seen only after the commit: a worker acks a message whose letter it finds."""
+    async with bench.ledger.transaction() as transaction:
+        await transaction.decide(headers(("a", 5), ("b", 5)))
+        await transaction.mark(headers(("a", 5)))
+        await transaction.dead_letter([(ChangeHeader("b", order_of(5)), LETTER)])
+        same("the entry before the commit", await bench.another.inspect("a"), None)
+        same("the dead letters before the commit", await bench.another.dead_letters(10), [])
+    same("the mark after the commit", (await bench.entry("a")).mark, order_of(5))
+    same("the dead letters after the commit", letters_of(await bench.another.dead_letters(10)), [LETTER])
+
+
+@TRANSACTION_PROMISES.add(SAFE)
 async def versioned_and_unversioned_changes_of_an_idle_key_do_not_mix(bench: LedgerBench) -> None:
     """A transaction refuses an unversioned change of a versioned key, also one below zero, and the other way round."""
     marks = {"below zero": -5, "zero": 0, "above zero": 5, "unversioned": None}

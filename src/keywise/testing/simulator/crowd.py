@@ -278,6 +278,8 @@ class CrowdAudit(RunLog):
         self._calls: list[CrowdCall] = []
         self._levels: dict[str, Level] = {}
         """The level at which each key was granted last, unless that ended."""
+        self._granted_at: dict[int, float] = {}
+        """When each claim was granted, by its token."""
         self._hits: Counter[str] = Counter()
         """Deaths of workers that held a key."""
         self._alone_deaths: Counter[str] = Counter()
@@ -288,6 +290,8 @@ class CrowdAudit(RunLog):
         self._begun: set[str] = set()
         """Processes in which something has begun since they last drained."""
         self._drained_since: dict[str, float] = {}
+        self._drained_for: dict[str, int] = {}
+        """The token of the claim for which each process drained last."""
         self._works_until: dict[str, float] = {}
         """Until when each process has to work that could not run a change alone."""
 
@@ -311,17 +315,22 @@ class CrowdAudit(RunLog):
         if claim.crashes > self._alone_deaths[key]:
             self.violate(f"{key} is blamed for {claim.crashes} crashes, and killed {self._alone_deaths[key]} alone")
         self._levels[key] = claim.level
+        self._granted_at[claim.token] = self._world.now()
         if claim.took_over and claim.level > Level.PROBATION:
             window.limit, window.clean = 1, 0
-        if claim.level is Level.ALONE and claim.crashes < SETTINGS.crashes_max:
+        if claim.level is Level.ALONE and _drains(claim):
             self._drained_since[process.name] = self._world.now()
+            self._drained_for[process.name] = claim.token
             self._begun.discard(process.name)
 
     def released(self, process: Process, claim: Claim) -> None:
         """Released at the highest level before it began, beside calls that run: other keys have waited for nothing."""
         entry, now = self._world.entry(claim.key), self._world.now()
         is_unused = entry.token == claim.token and entry.phase is Phase.CLAIMED
-        if claim.level is Level.ALONE and is_unused and any(call.process is process for call in self._calls):
+        is_drained_for = self._drained_for.get(process.name) == claim.token
+        if claim.level is Level.ALONE and not is_drained_for and now > self._granted_at[claim.token]:
+            self.violate(f"{process.name} lets everything wait for {claim.key}, which may not run")
+        if is_drained_for and is_unused and any(call.process is process for call in self._calls):
             self._works_until[process.name] = now + (now - self._drained_since.get(process.name, now)) - TICK_S
 
     def check_window(self, process: Process, granted: Sequence[Claim]) -> None:
@@ -409,7 +418,8 @@ class CrowdAudit(RunLog):
         draining = set[Process]()
         for process in self._world.workers:
             for key, entry in self._world.held_by(process):
-                if entry.deaths is Level.ALONE and entry.phase is not Phase.ACCOMPANIED:
+                is_drained_for = self._drained_for.get(process.name) == entry.token
+                if is_drained_for and entry.phase is not Phase.ACCOMPANIED:
                     draining.add(process)
                     self._check_time_alone(process, key, entry)
         draining |= self._world.stopped_at.keys()  # It gives back what waits when its last call has ended.
@@ -450,6 +460,12 @@ class CrowdAudit(RunLog):
     def _tickets(self, process: Process) -> Sequence[Any]:
         lanes = self._lanes(process)
         return lanes.tickets() if lanes is not None else ()
+
+
+def _drains(claim: Claim) -> bool:
+    """Whether user code will run under this claim. A change or repair that may not run only ends its claim."""
+    is_repair = claim.order is None
+    return claim.crashes < SETTINGS.crashes_max and not (is_repair and (claim.took_over or claim.suspicions == 0))
 
 
 class Window(msgspec.Struct):
