@@ -1,5 +1,6 @@
 """Where a contender works: its servers, its changes, its log and its settings, handed over in the environment."""
 
+import enum
 import os
 from typing import Any
 
@@ -12,6 +13,15 @@ STREAM = 200_000
 """All contenders get a beginning of the same stream; a slow one gets a shorter beginning."""
 
 
+class Handler(enum.StrEnum):
+    """What is done with each change."""
+
+    NOOP = "no-op"
+    """Nothing: what remains is what the contender itself costs."""
+    UPSERT = "upsert"
+    """One row of a table in Postgres is written."""
+
+
 class Place(msgspec.Struct, frozen=True):
     """What a contender's processes have to know."""
 
@@ -22,6 +32,7 @@ class Place(msgspec.Struct, frozen=True):
     keys: int
     distribution: str
     settings: dict[str, Any]
+    handler: Handler = Handler.UPSERT
     is_sampled: bool = False
     """Whether to find out where the time goes, which costs some."""
 

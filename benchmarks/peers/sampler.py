@@ -15,10 +15,8 @@ PARTS = {
     # The outermost function, which everything runs in.
     "benchmarks/peers/entrance.py": LOOP,
     "benchmarks/peers": "the handler and its client",
-    "src/keywise/databases": "ledger and queue: their statements",
-    "src/keywise/ledgers": "ledger and queue: their statements",
-    "src/keywise/sources": "ledger and queue: their statements",
-    "src/keywise/sinks": "calling the handler",
+    "src/keywise/adapters/function": "calling the handler",
+    "src/keywise/adapters": "ledger and queue: their statements",
     "src/keywise/flow/leased/executors.py": "calling the handler",
     "src/keywise/flow/heartbeat.py": "calling the handler",
     "src/keywise/flow/leased/dispatch.py": "calling the handler",

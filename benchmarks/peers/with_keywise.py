@@ -29,7 +29,7 @@ async def fill(place: Place) -> None:
 async def work(place: Place) -> None:
     app, pipeline = app_at(place)
     connections = int(place.settings.get("concurrency", 1))
-    async with Writer(place.postgres, place.log, connections, Kind.CALLED) as writer:
+    async with Writer(place, connections, Kind.CALLED) as writer:
         app.observers.append(lambda event: tell(writer.recorder, event))
         HOW[place.settings["how"]](pipeline, place, writer)
         sampler = Sampler()
