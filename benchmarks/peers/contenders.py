@@ -79,7 +79,7 @@ CONTENDERS = [
         name=BATCH_HANDLER,
         module="with_keywise",
         promise="one at a time, newest wins",
-        changes=100_000,
+        changes=60_000,
         settings={"how": "batch"},
     ),
     Contender(
@@ -95,7 +95,7 @@ CONTENDERS = [
         name=IN_TRANSACTION,
         module="with_keywise",
         promise="one at a time, newest wins",
-        changes=50_000,
+        changes=20_000,
         settings={"how": "transaction"},
     ),
     Contender(

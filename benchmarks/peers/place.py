@@ -1,6 +1,7 @@
 """Where a contender works: its servers, its changes, its log and its settings, handed over in the environment."""
 
 import enum
+import functools
 import os
 from typing import Any
 
@@ -50,4 +51,10 @@ class Place(msgspec.Struct, frozen=True):
 
     def bodies(self) -> list[bytes]:
         """What is delivered, in the order of delivery."""
-        return workload.changes(max(STREAM, self.changes), self.keys, self.distribution)[: self.changes]
+        return _stream(max(STREAM, self.changes), self.keys, self.distribution)[: self.changes]
+
+
+@functools.cache
+def _stream(changes: int, keys: int, distribution: str) -> list[bytes]:
+    """Made once for all turns that are checked."""
+    return workload.changes(changes, keys, distribution)
