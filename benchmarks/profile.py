@@ -172,7 +172,7 @@ def leased_page(changes: int, rounds: int, comparison: Comparison, others: float
     yield "### The server\n"
     of_before = f", before {before.server:.1f} µs" if before is not None else ""
     yield f"All processes of the server together need {now.server:.1f} µs of CPU time for a change{of_before}."
-    yield "The table shows the time inside its statements by the clock on the wall, so waits for a CPU or a disk count too."
+    yield "The table shows the time inside its statements on the wall: waits for a CPU or a disk count too."
     yield "The commit of a transaction is no part of a statement.\n"
     yield from _leased_table("statement", now.statements, before.statements if before is not None else None)
 
