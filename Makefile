@@ -73,7 +73,7 @@ PEERS := build/peers/.ready
 
 $(PEERS): benchmarks/peers/requirements.txt
 	rm -f $@; $(PYTHON) -m venv --clear $(@D)
-	$(@D)/bin/python -m pip install --quiet --require-hashes --requirement $<
+	$(@D)/bin/python -m pip install --quiet --no-deps --require-hashes --requirement $<
 	@touch $@
 
 bench-peers: $(READY) $(PEERS) ## Measure the product beside its peers, and renew docs/benchmarks.md

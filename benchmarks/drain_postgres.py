@@ -84,35 +84,26 @@ async def drain_raw_leased(job: Job, bodies: list[bytes], known: list[bytes], ur
 async def drain_noop(job: Job, bodies: list[bytes], known: list[bytes], url: str) -> Timed:
     """Each change goes to a handler that does nothing, with the settings that keywise comes with."""
     found: dict[str, int] = {}
-    app = keywise.App(url)
-    pipeline = app.pipeline(PIPELINE, key="content_id", version="payload_version")
-    pipeline.source(url)
 
-    @pipeline.apply
     async def handle(change: keywise.Change[Any]) -> None:
         calls.append(change.key)
         assert change.version is not None
         found[change.key] = change.version
 
-    finish = await _drain(app, [*known, *bodies], url, counted=Settled)
+    finish = await _drain(handler_app(url, handle), [*known, *bodies], url, counted=Settled)
     return finish.elapsed_s, finish.cpu_s, found
 
 
 async def drain_leased(job: Job, bodies: list[bytes], known: list[bytes], url: str) -> Timed:
     """Each change goes to a handler that waits for a while, as one that calls another service does."""
     found: dict[str, int] = {}
-    app = keywise.App(url)
-    pipeline = app.pipeline(
-        PIPELINE, key="content_id", version="payload_version", batch_max=job.batch, concurrency=CONCURRENCY
-    )
-    pipeline.source(url)
 
-    @pipeline.apply
     async def handle(change: keywise.Change[Any]) -> None:
         await asyncio.sleep(HANDLER_S)
         assert change.version is not None
         found[change.key] = change.version
 
+    app = handler_app(url, handle, batch_max=job.batch, concurrency=CONCURRENCY)
     finish = await _drain(app, [*known, *bodies], url, counted=Settled)
     return finish.elapsed_s, finish.cpu_s, found
 
@@ -131,6 +122,15 @@ def app_on(url: str, batch: int = 1000) -> keywise.App:
     app = keywise.App(url)
     pipeline = app.pipeline(PIPELINE, key="content_id", version="payload_version", batch_max=batch)
     pipeline.source(url).sink(f"{url}?table=pages")
+    return app
+
+
+def handler_app(
+    url: str, handle: Callable[[keywise.Change[Any]], Coroutine[Any, Any, None]], **options: Any
+) -> keywise.App:
+    """An app that calls a function for each change, outside of a transaction."""
+    app = keywise.App(url)
+    app.pipeline(PIPELINE, key="content_id", version="payload_version", **options).source(url).apply(handle)
     return app
 
 

@@ -29,8 +29,8 @@ class Figure(msgspec.Struct):
     @property
     def target(self) -> str:
         if self.at_least is not None:
-            return f"≥ {self.at_least:g}"
-        return f"≤ {self.at_most:g}" if self.at_most is not None else ""
+            return f"≥ {self.at_least:,g}"
+        return f"≤ {self.at_most:,g}" if self.at_most is not None else ""
 
     @property
     def shown(self) -> str:

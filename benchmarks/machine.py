@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -66,11 +66,18 @@ def load() -> str:
 
 
 def run_module(
-    module: str, arguments: Sequence[str], *, limit_s: float = 900, python: str | Path = sys.executable
+    module: str,
+    arguments: Sequence[str],
+    *,
+    limit_s: float = 900,
+    python: str | Path = sys.executable,
+    environment: Mapping[str, str] | None = None,
 ) -> Any:
     """Run one of our modules in a fresh process and return what its last line says as JSON."""
     command = [str(python), "-m", module, *arguments]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=limit_s, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, timeout=limit_s, check=True
+    )
     return msgspec.json.decode(done.stdout.splitlines()[-1])
 
 

@@ -1,8 +1,7 @@
-"""Memory of a consumer over many changes: it must not grow with what has passed through."""
+"""Memory of a consumer over many changes on SQLite, in one transaction for each batch."""
 
 import argparse
 import asyncio
-import resource
 import tempfile
 from pathlib import Path
 
@@ -11,29 +10,18 @@ import msgspec
 from benchmarks import keywise_sqlite, workload
 from benchmarks.figure import Figure, Scale
 from benchmarks.machine import run_module
-from keywise.core.events import BatchClosed, Event
+from benchmarks.memory import MemorySamples, memory_figures
 
 CHUNK = 50_000
-FLAT = 1.05
-FILLING = 500_000
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Resident memory after a tenth of the changes and after all; another process has filled the queue."""
+    """Another process fills the queue first."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["--folder", folder, "--changes", str(scale.memory_changes), "--keys", str(scale.keys)]
         run_module("benchmarks.measure_memory", ["send", *arguments])
         samples: list[float] = run_module("benchmarks.measure_memory", ["work", *arguments])
-    course = " ".join(f"{sample:.0f}" for sample in samples)
-    # A short run does not fill the page caches of SQLite, so its memory still grows.
-    target = FLAT if scale.memory_changes >= FILLING else None
-    return [
-        Figure("memory after 10 % of the changes", samples[0], "MiB", f"{scale.memory_changes:,} changes"),
-        Figure("memory after all of them", samples[-1], "MiB", f"every 10 %: {course}"),
-        Figure(
-            "memory, at the end / half way", samples[-1] / samples[4], "", "caches are full by then", at_most=target
-        ),
-    ]
+    return memory_figures("memory", samples, scale.memory_changes)
 
 
 def main() -> None:
@@ -56,24 +44,10 @@ async def _send(folder: Path, changes: int, keys: int) -> list[float]:
 
 
 async def _work(folder: Path, changes: int, keys: int) -> list[float]:
-    samples: list[float] = []
-    done = 0
-
-    def sample(event: Event) -> None:
-        nonlocal done
-        if isinstance(event, BatchClosed):
-            done += event.changes
-            while done * 10 >= changes * (len(samples) + 1) and len(samples) < 10:
-                samples.append(_resident_mib())
-
+    samples = MemorySamples(changes)
     async with keywise_sqlite.app_in(folder) as app:
-        await keywise_sqlite.drain(app, changes, sample)
-    return samples
-
-
-def _resident_mib() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
+        await keywise_sqlite.drain(app, changes, samples)
+    return samples.mib
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""Where the time of a change goes, layer by layer, in keywise and in the raw loop; can write docs/profile.md."""
+"""Where the time of a change goes: on SQLite beside the raw loop, and in a handler call on Postgres.
+
+Can renew docs/profile.md, each of the two parts alone.
+"""
 
 import argparse
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,9 +15,11 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import machine
+from benchmarks import leased_profile, machine
 from benchmarks.drain import Job, add_job_arguments
 from benchmarks.layers import Profile
+from benchmarks.leased_profile import Comparison
+from benchmarks.section import replace_section
 from benchmarks.stopwatch import REST, WAIT
 
 LAYERS = {
@@ -59,17 +64,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_job_arguments(parser)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", type=Path, metavar="PATH", help="write the page there too")
+    parser.add_argument("--only", choices=["sqlite", "leased"], help="just this part")
+    parser.add_argument("--before", metavar="REVISION", help="of handler calls: an earlier revision, by turns")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="renew the parts of a page such as docs/profile.md")
     options = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    parts = {"sqlite": profile_sqlite, "leased": profile_leased}
+    for name, profile in parts.items():
+        if options.only in (None, name):
+            lines = profile(console, options)
+            if options.write is not None:
+                replace_section(options.write, name, "\n".join(lines))
+
+
+def profile_sqlite(console: Console, options: argparse.Namespace) -> list[str]:
+    """Every layer of the strategy `queue_transaction`; returns the part of the page."""
     job = Job(options.changes, options.keys, options.batch, options.distribution)
     with machine.Bystander() as bystander:
         sections = [measure(job, options.rounds, cpu=False), measure(job, options.rounds, cpu=True)]
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     for section in sections:
         show(console, section)
     console.print(f"others used {bystander.others:.0%} of the CPUs")
-    if options.write is not None:
-        options.write.write_text("\n".join(page(job, options.rounds, sections, bystander.others)) + "\n")
+    return list(page(job, options.rounds, sections, bystander.others))
+
+
+def profile_leased(console: Console, options: argparse.Namespace) -> list[str]:
+    """Every part of a handler call in the strategy `leased`; returns the part of the page."""
+    # Half of the changes take about as long as all of them in one transaction for each batch.
+    changes = options.changes // 2
+    with machine.Bystander() as bystander:
+        comparison = leased_profile.measure(changes, options.rounds, options.before)
+    lines = list(leased_page(changes, options.rounds, comparison, bystander.others))
+    console.print("\n".join(lines))
+    return lines
 
 
 def measure(job: Job, rounds: int, *, cpu: bool) -> Section:
@@ -105,31 +132,68 @@ def show(console: Console, section: Section) -> None:
 
 
 def page(job: Job, rounds: int, sections: Sequence[Section], others: float) -> Iterable[str]:
-    """The page for the docs, one sentence a line."""
+    """The part of the page, one sentence a line."""
     one, [wall, _] = machine.this_machine(), sections
     versions = f"{one.system}, Python {one.python}, SQLite {one.sqlite}"
     size = f"{job.changes:,} changes to {job.keys:,} keys ({job.distribution}), {job.batch:,} a batch"
-    yield "# Where the time goes\n"
-    yield "What a change costs in each layer on SQLite, in the strategy `queue_transaction`, beside a bare loop."
-    yield "`benchmarks/profile.py --write docs/profile.md` makes this page.\n"
+    yield "## Changes in one transaction, on SQLite\n"
+    yield "What a change costs in each layer on SQLite, in the strategy `queue_transaction`, beside a bare loop.\n"
     yield f"Measured on {one.date}: {one.cpus} CPUs ({one.processor}), {versions}."
     yield f"{size}, `synchronous=FULL`."
     yield f"Medians of {rounds} turns, raw and keywise by turns, each in a fresh process."
     yield f"Other work used {others:.0%} of the CPUs meanwhile: the more that is, the less the figures say.\n"
     for section in sections:
         yield from _section_lines(section)
-    yield "## How to read it\n"
+    yield "### How to read it\n"
     yield "Microseconds per change; each is counted for one layer only."
     yield "Stopwatches measure every adapter call and every call into SQLite; the product itself is unchanged."
     yield "They cost something themselves, so `make bench` shows higher speeds."
-    yield "The raw loop decodes and folds amid its other Python; what decoding costs by itself is taken out of *rest*."
+    yield "The raw loop decodes and coalesces amid its other Python; the bare cost of decoding is taken out of *rest*."
     yield f"keywise commits in a thread of its own, {wall.elsewhere:.2f} µs per change, and reads ahead meanwhile."
     yield "On the wall, *commit* is the part of it that is waited for; of the CPU time it is all of it."
 
 
+def leased_page(changes: int, rounds: int, comparison: Comparison, others: float) -> Iterable[str]:
+    """The part of the page about handler calls, one sentence a line."""
+    one, now, before = machine.this_machine(), comparison.now, comparison.before
+    yield "## Handler calls, on Postgres\n"
+    yield "What a call of a no-op handler costs in the strategy `leased`: one process, and a key for each change."
+    yield "Each change is received, claimed, handled, committed and acked.\n"
+    yield f"Measured on {one.date}: {one.cpus} CPUs ({one.processor}), {one.system}, Python {one.python}."
+    yield f"{changes:,} changes, medians of {rounds} turns, each in a fresh process and a fresh database."
+    if before is not None:
+        yield f"*Before* is revision {comparison.revision}, by turns with the present one."
+    yield f"Other work, the server included, used {others:.0%} of the CPUs meanwhile.\n"
+    yield "### CPU time of the client\n"
+    yield from _leased_table("part", now.client, before.client if before is not None else None)
+    yield ""
+    yield "The worker looks at its own stack every two milliseconds of CPU time."
+    yield "The innermost file of keywise on the stack says which part runs; asyncpg counts for its caller.\n"
+    yield "### The server\n"
+    of_before = f", before {before.server:.1f} µs" if before is not None else ""
+    yield f"All processes of the server together need {now.server:.1f} µs of CPU time for a change{of_before}."
+    yield "The table shows the time inside its statements on the wall: waits for a CPU or a disk count too."
+    yield "The commit of a transaction is no part of a statement.\n"
+    yield from _leased_table("statement", now.statements, before.statements if before is not None else None)
+
+
+def _leased_table(head: str, now: Mapping[str, float], before: Mapping[str, float] | None) -> Iterable[str]:
+    """Microseconds per change, the largest first; the last row is their sum."""
+    yield f"| {head} | now |" if before is None else f"| {head} | before | now |"
+    yield "|---|--:|" if before is None else "|---|--:|--:|"
+    parts = sorted({*now, *(before or {})}, key=lambda part: -now.get(part, 0.0))
+    for part in parts:
+        yield f"| {part} | {_cells(now.get(part, 0.0), None if before is None else before.get(part, 0.0))} |"
+    yield f"| all | {_cells(sum(now.values()), None if before is None else sum(before.values()))} |"
+
+
+def _cells(now: float, before: float | None) -> str:
+    return f"{now:.1f}" if before is None else f"{before:.1f} | {now:.1f}"
+
+
 def _section_lines(section: Section) -> Iterable[str]:
     *rows, total = section.rows
-    yield f"## {section.title.capitalize()}\n".replace("Cpu", "CPU")
+    yield f"### {section.title.capitalize()}\n".replace("Cpu", "CPU")
     yield "| layer | raw | keywise | of it in SQLite | more | what |"
     yield "|---|--:|--:|--:|--:|---|"
     for row in section.rows:

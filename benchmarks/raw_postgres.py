@@ -10,9 +10,9 @@ import asyncpg
 from benchmarks.workload import decode
 
 SCHEMA = """
-create table queue (id bigint generated always as identity primary key, body bytea not null);
-create table marks (key text primary key, version bigint not null, updated_at timestamptz not null);
-create table pages (key text primary key, version bigint not null, body bytea not null);
+create table if not exists queue (id bigint generated always as identity primary key, body bytea not null);
+create table if not exists marks (key text primary key, version bigint not null, updated_at timestamptz not null);
+create table if not exists pages (key text primary key, version bigint not null, body bytea not null);
 """
 RECEIVE = """
 delete from queue where id = any(array(select id from queue order by id limit $1 for update skip locked))

@@ -16,7 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import (
     machine,
+    measure_delays,
     measure_flow,
+    measure_handlers,
     measure_keys,
     measure_latency,
     measure_ledger,
@@ -42,6 +44,8 @@ MEASURES: dict[str, Callable[[Scale], list[Figure]]] = {
     "ledger": measure_ledger.measure,
     "memory": measure_memory.measure,
     "postgres": measure_postgres.measure,
+    "handlers": measure_handlers.measure,
+    "delays": measure_delays.measure,
     "keys": measure_keys.measure,
     "redis": measure_redis.measure,
     "opensearch": measure_opensearch.measure,

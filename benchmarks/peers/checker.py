@@ -20,22 +20,24 @@ class Rewrite(msgspec.Struct, frozen=True, array_like=True):
 class Verdict(msgspec.Struct, frozen=True):
     """What the checker found."""
 
-    backwards: int
-    """Order violations: an older version of a key written after a newer one."""
-    repeats: int
-    """A version that was already there, written once more."""
+    backwards: int | None
+    """Order violations: an older version of a key written after a newer one. None: nothing was to be written."""
+    repeats: int | None
+    """A version that was already there, written once more. None: nothing was to be written."""
     overlaps: int | None
-    """Calls of a handler that began while another one for the same key ran. None: no handler was called."""
+    """Calls of a handler that began while another one for the same key ran. None: no handler was called, or it did
+    nothing, and two calls that take no time cannot overlap."""
     wrong: int
-    """Keys that do not hold their newest version in the end."""
-    writes: int | None
-    """Writes by handlers. None: no handler was called."""
+    """Keys that do not hold their newest version in the end. If nothing was to be written: keys for whose newest
+    version no handler was called."""
+    calls: int | None
+    """Calls of handlers that were not skipped. None: there is no handler."""
     out_of_turn: int | None
-    """Keys whose changes were not written in the order in which they were sent. None: not all were to be written."""
+    """Keys whose changes were not handled in the order in which they were sent. None: not all were to be handled."""
 
 
 def check(sent: Sequence[bytes], lines: Sequence[Line], rewrites: Sequence[Rewrite], stored: dict[str, int]) -> Verdict:
-    """Judge by what was sent, the log of the handlers, what the table told, and what it holds in the end."""
+    """Judge by what was sent, the log of the handlers, what the table recorded, and what it holds in the end."""
     truth = workload.newest(sent)
     calls = [line for line in lines if line.kind in (Kind.WROTE, Kind.CALLED)]
     is_table = not any(line.kind is not Kind.SETTLED for line in lines)
@@ -44,7 +46,21 @@ def check(sent: Sequence[bytes], lines: Sequence[Line], rewrites: Sequence[Rewri
         repeats=sum(rewrite.version == rewrite.before for rewrite in rewrites),
         overlaps=None if is_table else overlaps(calls),
         wrong=sum(stored.get(key) != truth.get(key) for key in {*truth, *stored}),
-        writes=None if is_table else len(calls),
+        calls=None if is_table else len(calls),
+        out_of_turn=_out_of_turn(sent, calls) if len(calls) == len(sent) else None,
+    )
+
+
+def check_calls(sent: Sequence[bytes], lines: Sequence[Line]) -> Verdict:
+    """Judge handlers that do nothing: by what was sent, and their log."""
+    calls = [line for line in lines if line.kind in (Kind.WROTE, Kind.CALLED)]
+    handled = {(call.key, call.version) for call in calls}
+    return Verdict(
+        backwards=None,
+        repeats=None,
+        overlaps=None,
+        wrong=sum((code(key), version) not in handled for key, version in workload.newest(sent).items()),
+        calls=len(calls),
         out_of_turn=_out_of_turn(sent, calls) if len(calls) == len(sent) else None,
     )
 

@@ -16,9 +16,9 @@ import msgspec
 
 from benchmarks.machine import ROOT
 from benchmarks.peers import processes, store
-from benchmarks.peers.checker import Verdict, check
+from benchmarks.peers.checker import Verdict, check, check_calls
 from benchmarks.peers.contenders import Contender
-from benchmarks.peers.place import Place
+from benchmarks.peers.place import Handler, Place
 from benchmarks.peers.record import Line, Reader
 
 WARM_UP = 0.1
@@ -66,7 +66,6 @@ def run_turn(contender: Contender, place: Place, servers: set[int]) -> Turn:
         warm = _until(reader, int(WARM_UP * place.changes), sessions, words, servers)
         done = _until(reader, place.changes, sessions, words, servers)
         peak = processes.peak_bytes(sessions)
-    stored, rewrites = asyncio.run(store.read(place.postgres))
     # In a small trial all may be settled in one go.
     settled = max(1, done.settled - warm.settled)
     return Turn(
@@ -74,9 +73,16 @@ def run_turn(contender: Contender, place: Place, servers: set[int]) -> Turn:
         cpu_s_per_1000=1000 * (done.own_s - warm.own_s) / settled,
         server_cpu_s_per_1000=1000 * (done.server_s - warm.server_s) / settled,
         peak_mb=peak / 1e6,
-        verdict=check(place.bodies(), reader.lines, rewrites, stored),
+        verdict=_verdict(place, reader.lines),
         shares=msgspec.json.decode(Path(place.shares).read_bytes()) if place.is_sampled else {},
     )
+
+
+def _verdict(place: Place, lines: list[Line]) -> Verdict:
+    if place.handler is Handler.NOOP:
+        return check_calls(place.bodies(), lines)
+    stored, rewrites = asyncio.run(store.read(place.postgres))
+    return check(place.bodies(), lines, rewrites, stored)
 
 
 def speed(lines: list[Line], changes: int) -> float:

@@ -5,6 +5,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -20,7 +21,7 @@ from benchmarks import machine
 from benchmarks.machine import ROOT
 from benchmarks.peers import page, processes
 from benchmarks.peers.contenders import CONTENDERS, ONE_CHANGE, THEIRS, Contender
-from benchmarks.peers.place import Place
+from benchmarks.peers.place import Handler, Place
 from benchmarks.peers.race import Turn, log_file, postmaster_of, run_turn
 from benchmarks.peers.report import Report, Row
 
@@ -29,7 +30,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from servers.postgres import PostgresServer, postgres_server
 from servers.redis import RedisServer, find_program, redis_server
 
-KEYS, ROUNDS = 10_000, 3
+KEYS, ROUNDS = (10_000, 1_000), 3
 BUSY = 0.1
 SNAPSHOTS = "3600 1 300 100 60 10000"
 """As Redis saves by itself: after so many seconds, if so many keys have changed."""
@@ -59,26 +60,26 @@ class Course:
         self._options = options
         self._postgres: PostgresServer
         self._redis: RedisServer | None = None
-        self._contenders = [_changed(one, options) for one in CONTENDERS if _is_chosen(one, options)]
+        self._rows = list(_rows(options))
 
     def run(self) -> Report:
         with ExitStack() as stack:
             # On a disk and with the settings that it comes with, as the Redis too.
             self._postgres = stack.enter_context(postgres_server(None))
-            if any(one.needs_redis for one in self._contenders):
+            if any(row.contender.needs_redis for row in self._rows):
                 self._redis = stack.enter_context(redis_server(None, appendonly="no", save=SNAPSHOTS))
-            rows = [Row(contender, []) for contender in self._contenders]
             with Others(self._servers()) as others:
                 for number in range(self._options.rounds):
-                    for place, row in enumerate(rows):
-                        row.turns.append(self._turn(row.contender, f"turn_{number}_{place}"))
-            report = self._report(rows, others.share)
-            for row in rows:
-                if row.contender.name == ONE_CHANGE:
-                    report.shares = self._turn(row.contender, "sampled", is_sampled=True).shares
+                    for place, row in enumerate(self._rows):
+                        row.turns.append(self._turn(row, f"turn_{number}_{place}"))
+            report = self._report(others.share)
+            sampled = [row for row in self._rows if row.contender.name == ONE_CHANGE and row.handler is Handler.UPSERT]
+            for row in sampled[:1]:
+                report.shares = self._turn(row, "sampled", is_sampled=True).shares
             return report
 
-    def _turn(self, contender: Contender, name: str, *, is_sampled: bool = False) -> Turn:
+    def _turn(self, row: Row, name: str, *, is_sampled: bool = False) -> Turn:
+        contender = row.contender
         if self._redis is not None:
             self._redis.command("FLUSHALL")
         with log_file() as log:
@@ -87,14 +88,19 @@ class Course:
                 self._redis.url if self._redis is not None else "",
                 log,
                 contender.changes,
-                self._options.keys,
+                row.keys,
                 self._options.distribution,
                 contender.settings,
+                row.handler,
                 is_sampled,
             )
             turn = run_turn(contender, place, self._servers())
-        what = "where its time goes, at" if is_sampled else ""
-        self._console.print(f"{contender.name}: {what} {turn.changes_per_s:,.0f} changes/s", style="dim")
+        what = f"{contender.name}, {row.handler}, {row.keys:,} keys"
+        of_what = ", where its time goes" if is_sampled else ""
+        calls = (
+            "" if turn.verdict.calls is None else f", {turn.verdict.calls:,} calls for {contender.changes:,} messages"
+        )
+        self._console.print(f"{what}{of_what}: {turn.changes_per_s:,.0f} changes/s{calls}", style="dim")
         return turn
 
     def _servers(self) -> set[int]:
@@ -102,7 +108,7 @@ class Course:
         redis = {self._redis.pid} if self._redis is not None else set()
         return {asyncio.run(postmaster_of(self._postgres.url))} | redis
 
-    def _report(self, rows: list[Row], others: float) -> Report:
+    def _report(self, others: float) -> Report:
         versions = {"PostgreSQL": asyncio.run(_postgres_version(self._postgres.url))}
         if self._redis is not None:
             versions["Redis"] = _redis_version()
@@ -110,12 +116,11 @@ class Course:
         return Report(
             machine.this_machine(),
             versions | _pinned(),
-            options.keys,
             options.distribution,
             options.rounds,
             others,
             machine.load(),
-            rows,
+            self._rows,
         )
 
 
@@ -139,21 +144,30 @@ class Others(machine.Bystander):
 
 
 def show(console: Console, report: Report) -> None:
-    """The table and the ratios."""
-    heads = ("contender", "promise for one key", "changes/s", "CPU s per 1,000", "of servers", "peak MB")
-    judged = ("order violations", "overlaps", "wrong in the end", "out of turn", "writes per 100")
-    table = Table(*heads, *judged, box=None, pad_edge=False)
-    for column in table.columns[2:]:
-        column.justify = "right"
-    for row in report.rows:
-        table.add_row(*page.cells(row))
-    console.print(table)
-    for figure in report.ratios():
-        met = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}[figure.is_met]
-        console.print(f"{figure.name}: {figure.shown} {figure.target} {met} (of CPU time: {figure.note})")
+    """The tables and the ratios."""
+    for group in report.groups:
+        table = Table(*page.HEADS, title=group.name, box=None, pad_edge=False)
+        for column in table.columns[2:]:
+            column.justify = "right"
+        for row in group.rows:
+            table.add_row(*page.cells(row))
+        console.print(table)
+        for figure in group.ratios():
+            met = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}[figure.is_met]
+            more = f"{figure.note}; of CPU time {figure.detail['of_cpu_time']}"
+            console.print(f"{figure.name}, {group.name}: {figure.shown} {figure.target} {met} ({more})")
     console.print(f"others used {report.others:.0%} of the CPUs; load {report.load}")
     if report.others > BUSY:
         console.print("The machine was busy with other work: measure again before you quote a figure.", style="yellow")
+
+
+def _rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Rows that are compared stand side by side, so that their turns follow each other."""
+    for handler in options.handler or Handler:
+        for keys in options.keys or KEYS:
+            for contender in CONTENDERS:
+                if _is_chosen(contender, options) and (chosen := contender.with_handler(handler)) is not None:
+                    yield Row(_changed(chosen, options), handler, keys, [])
 
 
 def _is_chosen(contender: Contender, options: argparse.Namespace) -> bool:
@@ -198,10 +212,18 @@ def _pinned() -> dict[str, str]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", action="append", choices=[one.name for one in CONTENDERS], help="just this one")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=[one.name for one in CONTENDERS],
+        help="just this contender; can be given again",
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each contender")
     parser.add_argument("--changes", type=int, default=10**9, help="no contender gets more than so many")
-    parser.add_argument("--keys", type=int, default=KEYS)
+    parser.add_argument("--handler", action="append", type=Handler, choices=list(Handler), help="just this handler")
+    parser.add_argument(
+        "--keys", action="append", type=int, help="10,000 and then 1,000 unless given; can be given again"
+    )
     parser.add_argument("--distribution", choices=["uniform", "zipf"], default="uniform")
     parser.add_argument("--processes", type=int, help="of each contender, to find better settings")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting, likewise")

@@ -2,23 +2,20 @@
 
 import signal
 from collections import Counter
-from pathlib import Path
+from collections.abc import Mapping
 from types import FrameType
-
-import msgspec
 
 from benchmarks.machine import ROOT
 
 EVERY_S = 0.002
 LOOP = "the event loop and sockets"
+OURS = "/src/keywise/"
 PARTS = {
     # The outermost function, which everything runs in.
     "benchmarks/peers/entrance.py": LOOP,
     "benchmarks/peers": "the handler and its client",
-    "src/keywise/databases": "ledger and queue: their statements",
-    "src/keywise/ledgers": "ledger and queue: their statements",
-    "src/keywise/sources": "ledger and queue: their statements",
-    "src/keywise/sinks": "calling the handler",
+    "src/keywise/adapters/function": "calling the handler",
+    "src/keywise/adapters": "ledger and queue: their statements",
     "src/keywise/flow/leased/executors.py": "calling the handler",
     "src/keywise/flow/heartbeat.py": "calling the handler",
     "src/keywise/flow/leased/dispatch.py": "calling the handler",
@@ -29,30 +26,38 @@ PARTS = {
 class Sampler:
     """Counts, for each look, the innermost part whose code is on the stack."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: Mapping[str, str] = PARTS) -> None:
+        """The beginnings of paths, the longer ones first, and the part that each belongs to."""
         self.looks: Counter[str] = Counter()
+        self._parts = parts
+        self._known: dict[str, str | None] = {}
 
     def start(self) -> None:
         signal.signal(signal.SIGPROF, self._look)
         signal.setitimer(signal.ITIMER_PROF, EVERY_S, EVERY_S)
 
-    def stop(self, path: Path) -> None:
-        """Write down the share of each part."""
+    def stop(self) -> dict[str, float]:
+        """The share of each part, the largest first."""
         signal.setitimer(signal.ITIMER_PROF, 0)
         total = max(1, self.looks.total())
-        shares = {part: count / total for part, count in self.looks.most_common()}
-        path.write_bytes(msgspec.json.encode(shares))
+        return {part: count / total for part, count in self.looks.most_common()}
 
     def _look(self, number: int, frame: FrameType | None) -> None:
         while frame is not None:
-            if (part := part_of(frame.f_code.co_filename)) is not None:
+            file = frame.f_code.co_filename
+            if file not in self._known:
+                self._known[file] = part_of(file, self._parts)
+            if (part := self._known[file]) is not None:
                 self.looks[part] += 1
                 return
             frame = frame.f_back
         self.looks[LOOP] += 1
 
 
-def part_of(file: str) -> str | None:
+def part_of(file: str, parts: Mapping[str, str]) -> str | None:
     """The part that a file of ours belongs to; None for files of others."""
     path = file.removeprefix(f"{ROOT}/")
-    return next((part for start, part in PARTS.items() if path.startswith(start)), None)
+    if OURS in path:
+        # The source of another revision lies in a folder of its own.
+        path = OURS.removeprefix("/") + path.rpartition(OURS)[2]
+    return next((part for start, part in parts.items() if path.startswith(start)), None)

@@ -49,7 +49,7 @@ def _in_stretches(bodies: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 async def work(place: Place) -> None:
     """The workflow is the handler itself: it has one effect, so it needs no step, and each step would cost a write."""
-    async with Writer(place.postgres, place.log, int(place.settings["connections"])) as writer:
+    async with Writer(place, int(place.settings["connections"])) as writer:
 
         async def write(body: str) -> None:
             await writer.write_body(body)

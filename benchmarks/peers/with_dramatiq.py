@@ -11,7 +11,7 @@ from dramatiq.brokers.redis import RedisBroker
 
 from benchmarks import workload
 from benchmarks.peers.entrance import enter
-from benchmarks.peers.place import Place
+from benchmarks.peers.place import Handler, Place
 from benchmarks.peers.record import Kind, Recorder, clock_ns
 from benchmarks.peers.store import UPSERT
 
@@ -26,11 +26,12 @@ here = threading.local()
 
 def write(body: str) -> None:
     """As the handler of all others, on a connection of the thread's own."""
-    if not hasattr(here, "connection"):
-        here.connection = psycopg.connect(PLACE.postgres, autocommit=True)
     change = workload.decode(body)
     began_ns = clock_ns()
-    here.connection.execute(STATEMENT, (change.content_id, change.payload_version, body), prepare=True)
+    if PLACE.handler is Handler.UPSERT:
+        if not hasattr(here, "connection"):
+            here.connection = psycopg.connect(PLACE.postgres, autocommit=True)
+        here.connection.execute(STATEMENT, (change.content_id, change.payload_version, body), prepare=True)
     recorder.note(Kind.WROTE, change.content_id, change.payload_version, began_ns)
 
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import msgspec
+
 import keywise
 from benchmarks.peers.entrance import enter
 from benchmarks.peers.handler import Writer
@@ -29,7 +31,7 @@ async def fill(place: Place) -> None:
 async def work(place: Place) -> None:
     app, pipeline = app_at(place)
     connections = int(place.settings.get("concurrency", 1))
-    async with Writer(place.postgres, place.log, connections, Kind.CALLED) as writer:
+    async with Writer(place, connections, Kind.CALLED) as writer:
         app.observers.append(lambda event: tell(writer.recorder, event))
         HOW[place.settings["how"]](pipeline, place, writer)
         sampler = Sampler()
@@ -37,7 +39,11 @@ async def work(place: Place) -> None:
             sampler.start()
         await app.run()
         if place.is_sampled:
-            sampler.stop(Path(place.shares))
+            write_shares(place, sampler.stop())
+
+
+def write_shares(place: Place, shares: dict[str, float]) -> None:
+    Path(place.shares).write_bytes(msgspec.json.encode(shares))
 
 
 def app_at(place: Place) -> tuple[keywise.App, PipelineDefinition]:

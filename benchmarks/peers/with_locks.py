@@ -35,7 +35,7 @@ async def fill(place: Place) -> None:
 async def work(place: Place) -> None:
     concurrency = int(place.settings["concurrency"])
     waiting: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue(int(place.settings["prefetch"]))
-    async with Writer(place.postgres, place.log, concurrency) as writer, asyncio.TaskGroup() as group:
+    async with Writer(place, concurrency) as writer, asyncio.TaskGroup() as group:
         worker = Worker(place, writer)
         group.create_task(worker.receive(waiting))
         for _ in range(concurrency):

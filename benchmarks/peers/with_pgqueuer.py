@@ -27,7 +27,7 @@ async def fill(place: Place) -> None:
 async def work(place: Place) -> None:
     batch = int(place.settings["batch_size"])
     async with (
-        Writer(place.postgres, place.log, int(place.settings["connections"])) as writer,
+        Writer(place, int(place.settings["connections"])) as writer,
         asyncpg.create_pool(place.postgres, min_size=2, max_size=8) as pool,
     ):
         queue = PgQueuer(AsyncpgPoolDriver(pool))

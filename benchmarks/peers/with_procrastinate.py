@@ -28,7 +28,7 @@ async def fill(place: Place) -> None:
 async def work(place: Place) -> None:
     concurrency = int(place.settings["concurrency"])
     app = App(connector=PsycopgConnector(conninfo=place.postgres, max_size=int(place.settings["pool"])))
-    async with Writer(place.postgres, place.log, concurrency) as writer, app.open_async():
+    async with Writer(place, concurrency) as writer, app.open_async():
 
         async def write(body: str) -> None:
             await writer.write_body(body)

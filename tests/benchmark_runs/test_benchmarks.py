@@ -5,12 +5,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+from benchmarks import leased_profile, measure_delays, measure_handlers
+from benchmarks.figure import QUICK
 from benchmarks.peers import sampler
+from benchmarks.run import MEASURES
 
 from running import scaled
 
 ROOT = Path(__file__).parents[2]
+TINY = msgspec.structs.replace(
+    QUICK, changes=4_000, batch=100, rounds=1, latency_s=0.2, key_counts=(1_000, 2_000), memory_changes=2_000
+)
 
 
 def run(script: str, *arguments: str) -> str:
@@ -38,12 +45,84 @@ def test_a_quick_run_prints_a_table_and_writes_its_figures(tmp_path: Path):
     assert "### ledger" in text and "### overhead" in text and "### memory" not in text
 
 
-def test_a_profile_names_every_layer_in_its_page(tmp_path: Path):
-    path = tmp_path / "profile.md"
-    run("profile.py", "--changes", "3000", "--keys", "300", "--rounds", "1", "--write", str(path))
+def test_the_page_has_a_part_for_every_measure():
+    lines = (ROOT / "docs" / "benchmarks.md").read_text("utf-8").splitlines()
+    for name in (*MEASURES, "peers"):
+        assert sum(line.startswith(f"<!-- {name}: made by ") for line in lines) == 1, name
+        assert lines.count(f"<!-- end of {name} -->") == 1, name
+
+
+@pytest.mark.server("postgres")
+def test_handlers_are_measured_beside_the_raw_loop_with_their_calls_and_their_memory():
+    figures = {figure.name: figure for figure in measure_handlers.measure(TINY)}
+    assert all(figure.value for figure in figures.values())
+    distinct, few = (
+        figures["handler that does nothing, distinct keys"],
+        figures["handler that does nothing, 1,000 keys"],
+    )
+    assert (distinct.at_least, few.at_least) == (10_000, 13_000)
+    assert "2,000 handler calls for 2,000 messages" in distinct.note
+    [turn] = distinct.detail["few"]
+    assert 0 < turn.calls < 2_000 and f"{turn.calls:,} handler calls for 2,000 messages" in few.note
+    assert figures["memory, handler that does nothing, at the end / half way"].at_most is None, "so few prove nothing"
+
+
+@pytest.mark.server("postgres")
+def test_delays_have_a_target_for_few_and_for_many_known_keys():
+    figures = measure_delays.measure(TINY)
+    assert all(figure.value for figure in figures)
+    targets = {figure.name: figure.at_most for figure in figures if figure.at_most is not None}
+    assert targets == {
+        "send to committed, keywise, 1,000 keys, p99": 20,
+        "send to committed, keywise, 2,000 keys, p99": 60,
+    }
+
+
+def test_a_profile_names_every_layer_in_its_part_of_the_page(tmp_path: Path):
+    path = page_with(tmp_path, "sqlite", "leased")
+    run("profile.py", "--only", "sqlite", "--changes", "3000", "--keys", "300", "--rounds", "1", "--write", str(path))
+    layers = ("queue read", "decode", "coalesce", "decide", "sink write", "mark", "ack", "commit", "rest")
+    rows = [line.split(" | ") for line in path.read_text().splitlines()]
+    for layer in layers:
+        found = [row for row in rows if row[0] == f"| {layer}"]
+        assert len(found) == 2
+        for _, _, keywise_us, *_ in found:
+            assert float(keywise_us) > 0, f"{layer} is not watched"
+    assert "Handler calls" not in path.read_text()
+
+
+@pytest.mark.server("postgres")
+def test_a_profile_of_handler_calls_names_the_statements_of_a_change(tmp_path: Path):
+    path = page_with(tmp_path, "sqlite", "leased")
+    told = run("profile.py", "--only", "leased", "--changes", "6000", "--rounds", "1", "--write", str(path))
     page = path.read_text()
-    for layer in ("queue read", "decode", "coalesce", "decide", "sink write", "mark", "ack", "commit", "rest"):
-        assert page.count(f"| {layer} |") == 2
+    assert "## Handler calls, on Postgres" in told and "## Handler calls, on Postgres" in page
+    for part in ("receive", "claim", "commit", "ack"):
+        assert f"| {part} | " in page
+    [client, _] = [float(line.split(" | ")[1].removesuffix(" |")) for line in page.splitlines() if "| all |" in line]
+    assert client > 0
+    assert "before" not in page
+
+
+def test_an_earlier_revision_is_profiled_from_its_own_source():
+    with leased_profile._source_of("HEAD") as source:
+        assert source is not None and ROOT not in source.parents
+        file = str(source / "keywise" / "flow" / "lanes.py")
+        assert Path(file).exists()
+        assert sampler.part_of(file, leased_profile.PARTS) == "lanes"
+    assert sampler.part_of(str(ROOT / "src/keywise/flow/lanes.py"), leased_profile.PARTS) == "lanes"
+    assert sampler.part_of("/usr/lib/python3/asyncio/events.py", leased_profile.PARTS) is None
+
+
+def test_every_part_of_a_profile_names_files_that_exist():
+    for start in (*leased_profile.PARTS, *sampler.PARTS):
+        assert (ROOT / start).exists() or (ROOT / f"{start}.py").exists(), start
+
+
+def page_with(folder: Path, *parts: str) -> Path:
+    path = folder / "page.md"
+    path.write_text("\n".join(f"<!-- {part}: made by hand -->\n<!-- end of {part} -->" for part in parts))
+    return path
 
 
 def test_a_small_load_of_calls_prints_how_fast_they_were_answered(tmp_path: Path):
@@ -59,17 +138,25 @@ def test_a_small_race_is_checked_and_renews_its_part_of_a_page(tmp_path: Path):
     page.write_text("Before.\n<!-- peers: made by hand -->\n<!-- end of peers -->\nAfter.\n")
     chosen = ("keywise, table sink", "keywise, batch handler", "keywise, one-change handler")
     only = [word for name in chosen for word in ("--only", name)]
+    only += ["--handler", "no-op", "--handler", "upsert"]
     small = ("--rounds", "1", "--changes", "400", "--keys", "40", "--json", str(data), "--write", str(page))
     told = run("peers/run.py", *only, *small)
     report = json.loads(data.read_text())
     rows, shares = report["rows"], report["shares"]
     assert sum(shares.values()) == pytest.approx(1) and set(shares) <= set(sampler.PARTS.values())
-    assert [row["contender"]["name"] for row in rows] == list(chosen)
+    assert [(row["contender"]["name"], row["handler"]) for row in rows] == [
+        ("keywise, one-change handler", "no-op"),
+        *((name, "upsert") for name in chosen),
+    ]
     for row in rows:
         (turn,) = row["turns"]
         verdict = turn["verdict"]
-        assert (verdict["backwards"], verdict["repeats"], verdict["wrong"]) == (0, 0, 0)
+        unwritten = None if row["handler"] == "no-op" else 0
+        assert (verdict["backwards"], verdict["repeats"], verdict["wrong"]) == (unwritten, unwritten, 0)
         assert not verdict["overlaps"]
+        if row["contender"]["name"] == "keywise, one-change handler":
+            assert 40 <= verdict["calls"] < 400, "outdated changes are skipped"
+            assert f"{verdict['calls']:,} calls for 400 messages" in told
         assert turn["changes_per_s"] > 0
         assert row["contender"]["name"] in told and f"| {row['contender']['name']} |" in page.read_text()
     assert page.read_text().startswith("Before.\n") and page.read_text().endswith("After.\n")

@@ -3,7 +3,7 @@
 import json
 import uuid
 
-from benchmarks.peers.checker import Rewrite, check
+from benchmarks.peers.checker import Rewrite, check, check_calls
 from benchmarks.peers.record import Kind, Line, code
 
 A, B = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
@@ -22,7 +22,7 @@ def test_a_clean_run_has_nothing_to_tell():
     lines = [wrote(A, 1, 0, 10), wrote(B, 7, 5, 15), wrote(A, 2, 10, 20)]
     found = check(sent, lines, [], {A: 2, B: 7})
     assert (found.backwards, found.repeats, found.overlaps, found.wrong, found.out_of_turn) == (0, 0, 0, 0, 0)
-    assert found.writes == 3
+    assert found.calls == 3
 
 
 def test_an_older_version_after_a_newer_one_is_an_order_violation_and_an_equal_one_a_repeat():
@@ -55,9 +55,26 @@ def test_whoever_skips_changes_has_no_turns_to_keep():
     sent = [body(A, 1), body(A, 2)]
     lines = [wrote(A, 2, 0, 1), Line(Kind.SKIPPED, code(A), 1, 2, 2)]
     found = check(sent, lines, [], {A: 2})
-    assert (found.out_of_turn, found.overlaps, found.writes) == (None, 0, 1)
+    assert (found.out_of_turn, found.overlaps, found.calls) == (None, 0, 1)
 
 
 def test_without_a_handler_there_are_no_calls_to_overlap():
     found = check([body(A, 1)], [Line(Kind.SETTLED, b"", 1, 0, 0)], [], {A: 1})
-    assert (found.overlaps, found.writes) == (None, None)
+    assert (found.overlaps, found.calls) == (None, None)
+
+
+def test_a_handler_that_does_nothing_is_wrong_where_it_never_gets_the_newest_version():
+    sent = [body(A, 1), body(A, 2), body(B, 7)]
+    called = [wrote(A, 1, 0, 0, Kind.CALLED), wrote(B, 7, 1, 1, Kind.CALLED)]
+    assert check_calls(sent, called).wrong == 1
+    assert check_calls(sent, [*called, wrote(A, 2, 2, 2, Kind.CALLED)]).wrong == 0
+    skipped = Line(Kind.SKIPPED, code(A), 2, 2, 2)
+    assert check_calls(sent, [*called, skipped]).wrong == 1
+
+
+def test_a_handler_that_does_nothing_is_judged_by_its_calls_alone():
+    sent = [body(A, 1), body(A, 2)]
+    found = check_calls(sent, [wrote(A, 2, 0, 5), wrote(A, 1, 1, 6)])
+    assert (found.backwards, found.repeats, found.overlaps) == (None, None, None)
+    assert (found.calls, found.out_of_turn) == (2, 1)
+    assert check_calls(sent, [wrote(A, 2, 0, 5)]).out_of_turn is None, "not all were handled"

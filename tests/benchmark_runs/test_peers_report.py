@@ -4,12 +4,33 @@ import uuid
 from pathlib import Path
 
 import pytest
-from benchmarks.peers.race import speed
+from benchmarks.machine import this_machine
+from benchmarks.memory import MemorySamples, memory_figures
+from benchmarks.peers import page as peers_page
+from benchmarks.peers.checker import Verdict
+from benchmarks.peers.contenders import CONTENDERS
+from benchmarks.peers.place import Handler
+from benchmarks.peers.race import Turn, speed
 from benchmarks.peers.record import Kind, Line, Reader, Recorder
+from benchmarks.peers.report import Report, Row
 from benchmarks.plot import Bar, bars
 from benchmarks.section import replace_section
 
+from keywise.core.change import Outcome
+from keywise.core.events import BatchClosed, Settled
+
 KEY = str(uuid.UUID(int=1))
+
+
+def row(name: str, handler: Handler, *speeds: float, keys: int = 10_000, calls: int | None = 700) -> Row:
+    [contender] = [one.with_handler(handler) for one in CONTENDERS if one.name == name]
+    assert contender is not None
+    verdict = Verdict(None, None, None, 0, calls, None)
+    return Row(contender, handler, keys, [Turn(one, 0.1, 0.2, 50.0, verdict) for one in speeds])
+
+
+def report(*rows: Row) -> Report:
+    return Report(this_machine(), {}, "uniform", 3, 0.0, "", list(rows))
 
 
 def test_the_speed_is_that_after_the_first_tenth():
@@ -65,3 +86,70 @@ def test_a_page_without_the_markers_is_refused(tmp_path: Path):
     page.write_text("# Mine\n")
     with pytest.raises(ValueError, match="end of peers"):
         replace_section(page, "peers", "new")
+
+
+def test_ratios_hold_keywise_against_peers_with_the_same_handler_and_the_same_keys():
+    ours = "keywise, one-change handler"
+    noop, few, upsert = report(
+        row(ours, Handler.NOOP, 1_300, 1_200, 9_000),
+        row("PgQueuer", Handler.NOOP, 1_000, 1_000, 1_000),
+        row("DBOS", Handler.NOOP, 100, 100, 100),
+        row(ours, Handler.NOOP, 1_100, keys=1_000),
+        row("PgQueuer", Handler.NOOP, 1_000, keys=1_000),
+        row(ours, Handler.UPSERT, 1_100),
+        row("keywise, table sink", Handler.UPSERT, 3_000, calls=None),
+        row("PgQueuer", Handler.UPSERT, 1_000),
+    ).groups
+    assert [(one.name, one.value, one.at_least, one.is_met) for one in noop.ratios()] == [
+        (f"{ours} / DBOS", 13, 20, False),
+        (f"{ours} / PgQueuer", 1.3, 1.2, True),
+    ]
+    assert "turn by turn 1.20 to 9.00" in noop.ratios()[1].note
+    assert [(one.value, one.at_least, one.is_met) for one in few.ratios()] == [(1.1, 1.2, False)]
+    assert [(one.name, one.value, one.at_least) for one in upsert.ratios()] == [
+        ("keywise, table sink / PgQueuer", 3, 20),
+        (f"{ours} / PgQueuer", 1.1, 1.2),
+    ]
+
+
+def test_a_page_has_a_table_for_each_handler_and_number_of_keys_with_calls_beside_messages(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- peers: made by us -->\n<!-- end of peers -->\n")
+    rows = [row("PgQueuer", handler, 1_000, keys=keys) for handler in Handler for keys in (10_000, 1_000)]
+    peers_page.write_page(page, report(*rows))
+    text = page.read_text()
+    for head in ("No-op handler, 10,000", "No-op handler, 1,000", "Upsert handler, 10,000", "Upsert handler, 1,000"):
+        assert f"### {head} keys\n" in text
+    assert text.count("| 60,000 | 700 | – | – | 0 | – |") == 4
+    assert {path.name for path in (tmp_path / "page").iterdir()} == {
+        "peers-noop-speed.svg",
+        "peers-noop-cpu.svg",
+        "peers-speed.svg",
+        "peers-cpu.svg",
+    }
+
+
+def test_who_has_no_handler_takes_no_part_with_the_no_op():
+    names = {one.name for one in CONTENDERS if one.with_handler(Handler.NOOP) is None}
+    assert names == {
+        "keywise, table sink",
+        "keywise, batch handler",
+        "keywise, one-change handler in its transaction",
+    }
+
+
+def test_memory_is_sampled_after_every_tenth_of_what_is_counted():
+    samples = MemorySamples(100, Settled)
+    samples(BatchClosed(pipeline="pages", changes=100))
+    assert samples.mib == []
+    samples(Settled(pipeline="pages", outcome=Outcome.APPLIED, changes=35))
+    assert len(samples.mib) == 3 and min(samples.mib) > 0
+    samples(Settled(pipeline="pages", outcome=Outcome.APPLIED, changes=65))
+    assert len(samples.mib) == 10
+
+
+def test_memory_that_grows_in_the_second_half_of_a_long_run_misses_its_target():
+    *_, flat = memory_figures("memory", [50, *[100] * 9], 1_000_000)
+    *_, grown = memory_figures("memory", [*[100] * 9, 106], 1_000_000)
+    *_, short = memory_figures("memory", [*[100] * 9, 106], 1_000)
+    assert (flat.is_met, grown.is_met, short.is_met) == (True, False, None)
