@@ -243,6 +243,8 @@ class Auditor(RunLog):
         self._written[key] = order if is_put_right else max(order, newest or order)
         if deleted:
             self._deleted[key] = order if is_put_right else max(order, gone or order)
+        elif is_put_right:
+            self._deleted.pop(key, None)  # The truth is that the key is there: the deletion before it does not count.
 
     def _may_be_suspect(self, key: str, entry: Entry | None) -> bool:
         return (entry is not None and entry.suspicions > 0) or self._world.blackout.excuses(key)
