@@ -66,6 +66,8 @@ class Auditor(RunLog):
         """When the lease of a token ends if no clock jumps."""
         self._overdue: set[int] = set()
         """Tokens under which a call ended after the lease had."""
+        self._unknown_at_claim: dict[int, Order | None] = {}
+        """What may have been in the sink when a repair was claimed, by its token."""
         self._repairs_killed: Counter[str] = Counter()
         """Deaths at the repair of a key, since a change of it was claimed last."""
         self._calls: list[RunningCall] = []
@@ -93,6 +95,7 @@ class Auditor(RunLog):
             self._repairs_killed[claim.key] = 0
         else:
             self.exclusions[claim.key] += 1
+            self._unknown_at_claim[claim.token] = before.unknown if before is not None else None
         if process.is_dead or process.is_paused:
             self._lost.add(claim.token)  # It asked before it fell, and nobody may ever hear the answer.
         self._tokens[claim.token] = now + lease_s
@@ -254,6 +257,8 @@ class Auditor(RunLog):
         entry = self._world.entries().get(claim.key)
         if entry is None or entry.token != claim.token or entry.unknown is None:
             return
+        if entry.unknown != self._unknown_at_claim.get(claim.token):
+            return  # The journal of an outage arrived while the repair ran: the key stays suspect for another repair.
         if change.order < entry.unknown and self._world.store_now() < entry.unknown_until:
             self.violate(f"{claim.key} repaired to {_version(change.order)}, below {_version(entry.unknown)}")
 

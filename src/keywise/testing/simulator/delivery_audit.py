@@ -29,6 +29,8 @@ class DeliveryAudit:
         self._extending: Counter[str] = Counter()
         self._awake_since: dict[str, float] = {}
         """When a process could last see to its messages: it was paused, or waited for the source, until then."""
+        self._paused_since: dict[str, float] = {}
+        """When a process was last paused."""
         self._waiting_since: dict[tuple[str, str], float] = {}
         """Since when a worker has messages of a key without an end of one of them."""
         self._in_lane_at: dict[tuple[str, Receipt], float] = {}
@@ -66,6 +68,9 @@ class DeliveryAudit:
     def awake(self, process: Process) -> None:
         self._awake_since[process.name] = self._world.now()
 
+    def paused(self, process: Process) -> None:
+        self._paused_since[process.name] = self._world.now()
+
     def acking(self, process: Process, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
             receipt, at = self._receipts.get((process.name, delivery.id), (None, 0.0))
@@ -74,8 +79,8 @@ class DeliveryAudit:
             is_prompt = self._world.now() - self._last_seen(process, delivery) < BLOCKED_AFTER_S
             if not sent.malformed and is_prompt:
                 self._waiting_since[process.name, sent.key] = self._world.now()
-            # What came in this very moment was too late for an ack that was on its way out.
-            if receipt != delivery.receipt and at < self._world.now():
+            # What came in this very moment was too late for an ack that was on its way out; a pause is no time either.
+            if receipt != delivery.receipt and self._has_run_since(process, at):
                 self._world.auditor.violate(f"message {delivery.id} acked with an old receipt")
             # A message that is gone already may have been set aside, and its letter sent again as another message.
             is_replayed = delivery.body in self._world.auditor.letters.revived
@@ -108,6 +113,11 @@ class DeliveryAudit:
             waited_s = world.now() - self._waiting_since.get((process.name, key), 0.0)
             if waited_s < BLOCKED_AFTER_S / 2 and not is_held_up:
                 world.auditor.violate(f"{process.name} gives {key} back after {waited_s:.3f} s")
+
+    def _has_run_since(self, process: Process, moment: float) -> bool:
+        name, now = process.name, self._world.now()
+        is_just_awake = self._awake_since.get(name) == now and self._paused_since.get(name, math.inf) <= moment
+        return moment < now and not is_just_awake
 
     def _last_seen(self, process: Process, delivery: Delivery) -> float:
         """When a message was last seen in a lane of a worker; before that, when the worker received it."""

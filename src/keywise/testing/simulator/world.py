@@ -189,6 +189,7 @@ class World(ConsumerWorld):
     def paused(self, process: Process, pause_s: float) -> None:
         self.paused_at[process] = math.inf
         self.auditor.note(f"{process.name} pauses")
+        self.delivery_audit.paused(process)
         self.auditor.process_fell(process)
 
     def resuming(self, process: Process) -> None:
