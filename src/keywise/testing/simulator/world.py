@@ -158,7 +158,8 @@ class World(ConsumerWorld):
         self.final_checks.check_content()
 
     def is_at_rest(self) -> bool:
-        if self.messages() or self.blackout.disk.files:
+        # An open transaction has removed its messages, and not committed yet what they say.
+        if self.database.is_dirty or self.messages() or self.blackout.disk.files:
             return False
         return not self._unrest() and not any(len(lanes) for _, lanes in self.lanes())
 
