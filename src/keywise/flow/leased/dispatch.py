@@ -68,8 +68,8 @@ class DispatchQueue(Generic[T]):
         self._waiting: deque[tuple[bool, asyncio.Future[None]]] = deque()
         self._is_closed = False
 
-    def put(self, job: T, *, is_bulk: bool = False) -> None:
-        (self._bulk if is_bulk else self._live).append(job)
+    def put(self, *jobs: T, is_bulk: bool = False) -> None:
+        (self._bulk if is_bulk else self._live).extend(jobs)
         if not is_bulk:
             self._live_at = self._clock()
         self._wake_one()
@@ -142,7 +142,11 @@ class DispatchQueue(Generic[T]):
         place = (live_only, waiter)
         self._waiting.append(place)
         try:
-            async with asyncio.timeout(self._look_again_s(live_only)):
+            look_again_s = self._look_again_s(live_only)
+            if look_again_s is None:
+                await waiter
+                return
+            async with asyncio.timeout(look_again_s):
                 await waiter
         except TimeoutError:
             if place in self._waiting:
