@@ -240,9 +240,8 @@ def test_a_claim_that_is_lost_while_nothing_runs_is_told_too():
         await holder.ledger.release([claim])
         await pass_s(11.0)
         assert holder.lost == ["a"]
-        with pytest.raises(TimeoutError, match="the claim has ended"):
-            with holder.heartbeat.limit([claim]):
-                raise AssertionError("nothing may begin under a lost claim")
+        with pytest.raises(TimeoutError, match="the claim has ended"), holder.heartbeat.limit([claim]):
+            raise AssertionError("nothing may begin under a lost claim")
 
     on_virtual_time(story)
 

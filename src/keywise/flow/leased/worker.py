@@ -18,6 +18,7 @@ from keywise.core.ledger import Commit, Failure
 from keywise.flow.dead_letters import DeadLetterStep
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Lanes, SettledTicket, Ticket
+from keywise.flow.leased.acks import AckLoop
 from keywise.flow.leased.dispatch import RESERVED_PART, ClaimWindow, DispatchQueue, WorkerBackoff
 from keywise.flow.leased.disposition import (
     NOT_STARTED,
@@ -100,8 +101,9 @@ class WaitForLedger:
 class LeasedWorker:
     """Claims in batches, executes concurrently, commits in batches.
 
-    Three kinds of tasks share the work. The claim loop takes tickets from the lanes and puts granted ones into
-    `_claimed`; worker tasks execute them and append them to `_done`; the commit loop concludes those in batches.
+    Four kinds of tasks share the work. The claim loop takes tickets from the lanes and puts granted ones into
+    `_claimed`; worker tasks execute them and append them to `_done`; the commit loop concludes those in batches; the
+    ack loop acks a batch while the next one is committed.
     `_open` counts the changes between claim and conclusion.
     """
 
@@ -132,6 +134,7 @@ class LeasedWorker:
         self._backoff = WorkerBackoff(executor.side_by_side)
         self._done: list[FinishedJob] = []
         self._done_wakeup = Wakeup()
+        self._acks = AckLoop(settlement)
         self._calls = 0
         self._company = Company(executor.side_by_side, pipeline.settings.lease_s, pipeline.clock)
         self._alone_turns = AloneTurns(PAUSE_LEASES_MAX * pipeline.settings.lease_s)
@@ -156,6 +159,7 @@ class LeasedWorker:
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             committing = group.create_task(self._commit_until_stopped())
+            acking = group.create_task(self._acks.run())
             group.create_task(self._repairs.run())
             workers = [
                 group.create_task(self._work_until_stopped(live_only=number < self._live_workers))
@@ -166,6 +170,8 @@ class LeasedWorker:
             await asyncio.gather(*workers)
             await self._until_idle()
             committing.cancel()
+            await self._acks.until_idle()
+            acking.cancel()
 
     # Claim.
 
@@ -522,6 +528,16 @@ class LeasedWorker:
         }
         answers = await self._act(finished, self._recording(finished, retries))
         self._heartbeat.drop(one.claim for one in finished)
+        if finished[0].disposition in (Disposition.COMMIT, Disposition.ACK_ONLY):
+            await self._acks.settle(lambda: self._end(finished, answers, retries))
+            return
+        await self._settlement.settle(self._end(finished, answers, retries))
+        for one, acted in zip(finished, answers, strict=True):
+            if one.disposition is Disposition.SNOOZE and acted is Acted.SETTLED:
+                await self._settlement.snooze(one.ticket, one.result.wait_s or 0.0)
+
+    def _end(self, finished: list[FinishedJob], answers: list[Acted], retries: dict[int, float]) -> list[SettledTicket]:
+        """Do in the lanes what the ledger has answered; return what is to be acked."""
         settled: list[SettledTicket] = []
         for one, acted in zip(finished, answers, strict=True):
             match acted:
@@ -531,10 +547,9 @@ class LeasedWorker:
                     self._lose(one)
                 case Acted.JOURNALED:
                     pass
-        await self._settlement.settle(settled)
-        for one, acted in zip(finished, answers, strict=True):
-            if one.disposition is Disposition.SNOOZE and acted is Acted.SETTLED:
-                await self._settlement.snooze(one.ticket, one.result.wait_s or 0.0)
+        self._lanes.arrivals.notify()
+        self._lanes.departures.notify()
+        return settled
 
     def _recording(
         self, finished: list[FinishedJob], retries: dict[int, float]
