@@ -60,8 +60,9 @@ class Holder:
     async def is_stopped_at(self, claims: list[Claim], limit_s: float = 1000.0) -> float:
         """When the heartbeat ends work that would go on for ever."""
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(limit_s), self.heartbeat.limit(claims):
-                await asyncio.Event().wait()
+            async with asyncio.timeout(limit_s):
+                with self.heartbeat.limit(claims):
+                    await asyncio.Event().wait()
         return self.now()
 
 
@@ -112,7 +113,7 @@ def test_a_claim_is_renewed_at_a_third_of_its_lease():
 def test_work_may_go_on_as_long_as_its_claim_is_renewed():
     async def story(holder: Holder) -> None:
         claims = await holder.take("a")
-        async with holder.heartbeat.limit(claims):
+        with holder.heartbeat.limit(claims):
             await pass_s(RUNTIME_MAX_S - 1)
         assert holder.heartbeat.left_s(claims) > 0
 
@@ -149,7 +150,7 @@ def test_a_ledger_that_comes_back_in_time_saves_the_claim():
         claims = await holder.take("a")
         holder.ledger.is_away = True
         asyncio.get_running_loop().call_later(14.0, setattr, holder.ledger, "is_away", False)
-        async with holder.heartbeat.limit(claims):
+        with holder.heartbeat.limit(claims):
             await pass_s(45.0)
         assert holder.ledger.renewals[0] == (15.0, ["a"])
 
@@ -226,7 +227,7 @@ def test_a_lost_claim_does_not_stop_the_work_of_others():
     async def story(holder: Holder) -> None:
         lost, kept = await holder.take("a", "b")
         await holder.ledger.release([lost])
-        async with holder.heartbeat.limit([kept]):
+        with holder.heartbeat.limit([kept]):
             await pass_s(50.0)
         assert holder.lost == ["a"]
 
@@ -239,9 +240,8 @@ def test_a_claim_that_is_lost_while_nothing_runs_is_told_too():
         await holder.ledger.release([claim])
         await pass_s(11.0)
         assert holder.lost == ["a"]
-        with pytest.raises(TimeoutError, match="the claim has ended"):
-            async with holder.heartbeat.limit([claim]):
-                raise AssertionError("nothing may begin under a lost claim")
+        with pytest.raises(TimeoutError, match="the claim has ended"), holder.heartbeat.limit([claim]):
+            raise AssertionError("nothing may begin under a lost claim")
 
     on_virtual_time(story)
 
@@ -275,7 +275,7 @@ def test_nothing_begins_after_the_deadline():
 def test_work_that_ends_in_time_is_not_disturbed_afterwards():
     async def story(holder: Holder) -> None:
         claims = await holder.take("a")
-        async with holder.heartbeat.limit(claims):
+        with holder.heartbeat.limit(claims):
             await pass_s(1.0)
         await holder.ledger.release(claims)
         await pass_s(100.0)

@@ -37,10 +37,10 @@ def test_waiting_for_a_worker_uses_up_none_of_the_time_that_work_may_take():
     async def story(holder: Holder) -> None:
         first, second, last = await holder.take("a", "b", "c")
         for claim in (first, second):
-            async with holder.heartbeat.limit([claim]):
+            with holder.heartbeat.limit([claim]):
                 await pass_s(RUNTIME_MAX_S - 1)
             holder.heartbeat.drop([claim])
-        async with holder.heartbeat.limit([last]):
+        with holder.heartbeat.limit([last]):
             await pass_s(RUNTIME_MAX_S - 1)
         assert holder.heartbeat.left_s([last]) > 0
 

@@ -118,7 +118,7 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     """The level at which to claim the key instead."""
 
 
-class Claim(msgspec.Struct, frozen=True):
+class Claim(msgspec.Struct, frozen=True, gc=False):
     """The right to work on one key until a deadline, with a token that is never reused."""
 
     key: str

@@ -26,7 +26,7 @@ class ClaimResults(msgspec.Struct):
     refused: dict[str, Refusal] = {}
 
 
-class Commit(msgspec.Struct, frozen=True):
+class Commit(msgspec.Struct, frozen=True, gc=False):
     """The end of a claim whose change is in the sink."""
 
     claim: Claim

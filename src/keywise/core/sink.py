@@ -24,7 +24,7 @@ class Grade(enum.StrEnum):
     PLAIN = "plain"
 
 
-class SinkResult(msgspec.Struct, frozen=True):
+class SinkResult(msgspec.Struct, frozen=True, gc=False):
     """The result of applying one change."""
 
     outcome: Outcome

@@ -36,6 +36,9 @@ class Availability:
         absence.answered_at = None
         return absence.calls
 
+    def __contains__(self, what: str) -> bool:
+        return what in self._absences
+
     def answered(self, what: str, now: float) -> None:
         absence = self._absences.get(what)
         if absence is not None and absence.answered_at is None:

@@ -192,8 +192,10 @@ class Consumer:
         """
         sources, others = len(self._asked), sum(self._asked) - self._asked[index]
         room = min(self._lanes.room_for(index), self._lanes.room - others)
-        fair = max(1, self._lanes.capacity // sources)
-        return max(0, min(room, fair, self._pipeline.settings.batch_max))
+        most = min(max(1, self._lanes.capacity // sources), self._pipeline.settings.batch_max)
+        # While the lanes have enough, wait until a receive is worth its round trips.
+        least = most // 2 if 2 * len(self._lanes) > self._lanes.capacity else 1
+        return min(room, most) if room >= least else 0
 
     async def _is_going(self) -> bool:
         """Wait while the pipeline is paused; False once it is stopped, paused or not."""

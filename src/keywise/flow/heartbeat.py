@@ -49,7 +49,7 @@ class SinkCall:
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
 
-    async def __aenter__(self) -> None:
+    def __enter__(self) -> None:
         self._task = asyncio.current_task()
         assert self._task is not None, "a call runs in a task"
         self._cancelling = self._task.cancelling()
@@ -57,7 +57,7 @@ class SinkCall:
         for one in self.held:
             one.call = self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._calls.discard(self)
         for one in self.held:
             one.call = None
@@ -148,8 +148,9 @@ class Heartbeat:
         never lies after the ledger's own.
         """
         self._loop = asyncio.get_running_loop()
+        deadline = self._deadline(asked_at)
         for claim in claims:
-            self._held[claim.token] = HeldClaim(claim, asked_at, self._deadline(asked_at))
+            self._held[claim.token] = HeldClaim(claim, asked_at, deadline)
 
     def end(self, claims: Iterable[Claim]) -> None:
         """Announce that the claims are being committed. A renewal that arrives later finds them gone, but not lost."""
@@ -159,8 +160,9 @@ class Heartbeat:
 
     def drop(self, claims: Iterable[Claim]) -> None:
         """Stop renewing these claims. Dropping a claim twice does nothing."""
+        drop = self._held.pop
         for claim in claims:
-            self._held.pop(claim.token, None)
+            drop(claim.token, None)
 
     def holds(self, claim: Claim) -> bool:
         """Whether a claim is neither dropped nor known to be lost."""

@@ -109,7 +109,8 @@ class OpenPipeline:
                 database.enable_fair_writes()
 
     def emit(self, event: events.Event) -> None:
-        events.notify((*self.observers, *self.reporters), event)
+        events.notify(self.observers, event)
+        events.notify(self.reporters, event)
 
     @contextmanager
     def batch(self, changes: int) -> Iterator[None]:
@@ -166,7 +167,8 @@ class OpenPipeline:
 
     def report_answer(self, what: str) -> None:
         """Note that a source, ledger or sink has answered."""
-        self.availability.answered(what, self.clock())
+        if what in self.availability:
+            self.availability.answered(what, self.clock())
 
     def report_restored(self) -> None:
         """Emit which parts are back."""

@@ -128,14 +128,15 @@ class Repairer:
             if not await self._heartbeat.begin(pipeline.ledger, claim):
                 return "the claim was lost before the repair began"
             begins()
-            async with asyncio.timeout(pipeline.settings.lease_s), self._heartbeat.limit([claim]):
-                current = await self._refetched(claim.key, entry or EMPTY)
-                if current is None:
-                    await pipeline.ledger.release([claim])
-                    return "refetch returned an older version than the one that was, or may have been, written"
-                self._heartbeat.check([claim])  # Reading may have taken long.
-                sink: Sink = pipeline.sink  # type: ignore[assignment]
-                [result] = await sink.apply([current], [claim])
+            async with asyncio.timeout(pipeline.settings.lease_s):
+                with self._heartbeat.limit([claim]):
+                    current = await self._refetched(claim.key, entry or EMPTY)
+                    if current is None:
+                        await pipeline.ledger.release([claim])
+                        return "refetch returned an older version than the one that was, or may have been, written"
+                    self._heartbeat.check([claim])  # Reading may have taken long.
+                    sink: Sink = pipeline.sink  # type: ignore[assignment]
+                    [result] = await sink.apply([current], [claim])
         except (Exception, asyncio.CancelledError) as error:
             # A CancelledError may come from user code; only one that cancels this task is passed on.
             task = asyncio.current_task()

@@ -128,11 +128,12 @@ class ForceWriter:
         """Write the effect and the mark in one transaction; an error rolls both back."""
         ledger = self._pipeline.ledger
         try:
-            async with self._claimer.heartbeat.limit([claim]), ledger.transaction() as transaction:
-                for error in (await write_all(transaction, sink, [change])).values():
-                    raise error
-                if await transaction.commit([claim]):
-                    raise AdminError("another worker has taken the key")
+            with self._claimer.heartbeat.limit([claim]):
+                async with ledger.transaction() as transaction:
+                    for error in (await write_all(transaction, sink, [change])).values():
+                        raise error
+                    if await transaction.commit([claim]):
+                        raise AdminError("another worker has taken the key")
         except Exception as error:
             with suppress(UnavailableError):
                 await ledger.release([claim])
@@ -142,7 +143,7 @@ class ForceWriter:
 
     async def _apply(self, sink: Sink, claim: Claim, change: Change[Any]) -> SinkResult:
         try:
-            async with self._claimer.heartbeat.limit([claim]):
+            with self._claimer.heartbeat.limit([claim]):
                 [result] = await sink.apply([change], [claim])
         except Exception as error:
             return SinkResult(Outcome.FAILED, _describe_error(error), certainty=Certainty.UNKNOWN)

@@ -100,13 +100,12 @@ class FunctionSink:
 
     async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         """The whole batch first; if the handler refuses it, by halves, until the bad change is alone."""
-        late = self._late(changes)
-        if late:
+        if self._running and (late := self._late(changes)):
             return await self._apply_others(changes, claims, late)
         if not self._signature.is_async and self._free == 0:
             return [NO_THREAD] * len(changes)
         try:
-            await self._call(changes, claims)
+            await _finished(self._called(changes, claims))
         except Snooze as snooze:
             return [SinkResult(Outcome.BUSY, str(snooze), wait_s=snooze.delay_s)] * len(changes)
         except Exception as error:
@@ -122,8 +121,6 @@ class FunctionSink:
 
         A batch hangs as a whole, though perhaps for one of its keys: each of them may be tried alone meanwhile.
         """
-        if not self._running:
-            return set()
         with self._counting:
             still_runs = self._running_alone if len(changes) == 1 else self._running
             return {change.key for change in changes if still_runs[change.key]}
@@ -135,15 +132,16 @@ class FunctionSink:
         results = iter(await self.apply([one for one, _ in others], [claim for _, claim in others]) if others else ())
         return [STILL_RUNS if change.key in late else next(results) for change in changes]
 
-    async def _call(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> None:
-        arguments: list[Any] = [list(changes) if self._signature.is_batch else changes[0]]
-        if self._signature.wants_claim:
-            arguments.append(list(claims) if self._signature.is_batch else claims[0])
-        if self._signature.is_async:
-            await _finished(self._handler(*arguments))
-        else:
-            loop = asyncio.get_running_loop()
-            await _finished(loop.run_in_executor(self._threads, self._run, changes, arguments))
+    def _called(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Awaitable[object]:
+        """Call the handler, or have a thread call it."""
+        signature = self._signature
+        arguments: list[Any] = [list(changes) if signature.is_batch else changes[0]]
+        if signature.wants_claim:
+            arguments.append(list(claims) if signature.is_batch else claims[0])
+        if signature.is_async:
+            called: Awaitable[object] = self._handler(*arguments)
+            return called
+        return asyncio.get_running_loop().run_in_executor(self._threads, self._run, changes, arguments)
 
     def _run(self, changes: Sequence[Change[Any]], arguments: list[Any]) -> object:
         """In a thread, which is free again when the handler has really ended."""
@@ -206,13 +204,13 @@ class TransactedFunctionSink:
 
 async def _finished(running: Awaitable[object]) -> None:
     """Wait for a handler. One that cancels itself has failed; only its own claim can cancel the worker."""
-    task = asyncio.current_task()
     try:
         result = await running
         # A plain callable may return an awaitable, as decorated ones do: it has not run yet.
         if result is not None and inspect.isawaitable(result):
             result = await result
     except asyncio.CancelledError as error:
+        task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
         raise OutcomeUnknownError("the handler was cancelled from within") from error

@@ -49,7 +49,7 @@ class PostgresSource(TableQueue):
         self._name = name
         self._queue = 0
         self._expects_more = False
-        """Something was just seen ahead."""
+        """Something was just seen ahead, or as much was received as was asked for."""
         self.peek_heuristic = PeekHeuristic()
 
     async def __aenter__(self) -> Self:
@@ -72,6 +72,7 @@ class PostgresSource(TableQueue):
             rows += await self.database.write(_SQL["take_fresh"], self._queue, limit - due, visibility_s, receipt)
         if due == half and len(rows) < limit:
             rows += await self.database.write(_SQL["take_due"], self._queue, limit - len(rows), visibility_s, receipt)
+        self._expects_more = len(rows) == limit
         return [Delivery(id, receipt, body, sent_at, count) for id, count, sent_at, body in rows]
 
     async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
@@ -79,7 +80,8 @@ class PostgresSource(TableQueue):
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries:
-            await self.database.write(_SQL["ack"], *_receipts(deliveries))
+            ids, receipts = (numbers(map(int, column)) for column in _receipts(deliveries))
+            await self.database.write(_SQL["ack"], ids, receipts)
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         if deliveries:

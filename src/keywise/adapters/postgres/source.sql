@@ -46,8 +46,8 @@ returning id, count, sent_at, body;
 
 -- name: ack
 delete from keywise_held as held
-using unnest($1::bigint[], $2::bigint[]) as mine (id, receipt)
-where held.id = any($1::bigint[]) and held.id = mine.id and held.receipt = mine.receipt;
+using unnest($1::text::bigint[], $2::text::bigint[]) as mine (id, receipt)
+where held.id = any($1::text::bigint[]) and held.id = mine.id and held.receipt = mine.receipt;
 
 -- name: release
 update keywise_held as held set visible_at = extract(epoch from clock_timestamp())::float8 + $3::float8

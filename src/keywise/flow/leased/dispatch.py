@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 CLAIM_WINDOW_S = 0.1
 """The changes claimed ahead should take about this long: if this process dies, their keys wait for its leases."""
-CLAIM_WINDOW_MAX = 16
+CLAIM_WINDOW_MAX = 64
 """At most this many changes are claimed per worker: after a crash, they go on probation."""
 RESERVED_PART = 4
 """One worker in this many is reserved for live changes."""
@@ -68,8 +68,8 @@ class DispatchQueue(Generic[T]):
         self._waiting: deque[tuple[bool, asyncio.Future[None]]] = deque()
         self._is_closed = False
 
-    def put(self, job: T, *, is_bulk: bool = False) -> None:
-        (self._bulk if is_bulk else self._live).append(job)
+    def put(self, *jobs: T, is_bulk: bool = False) -> None:
+        (self._bulk if is_bulk else self._live).extend(jobs)
         if not is_bulk:
             self._live_at = self._clock()
         self._wake_one()
@@ -142,7 +142,11 @@ class DispatchQueue(Generic[T]):
         place = (live_only, waiter)
         self._waiting.append(place)
         try:
-            async with asyncio.timeout(self._look_again_s(live_only)):
+            look_again_s = self._look_again_s(live_only)
+            if look_again_s is None:
+                await waiter
+                return
+            async with asyncio.timeout(look_again_s):
                 await waiter
         except TimeoutError:
             if place in self._waiting:

@@ -69,7 +69,7 @@ class NotStarted(msgspec.Struct, frozen=True):
     """No user code ran, or its transaction was rolled back: nothing was written and no call is in flight."""
 
 
-class Ran(msgspec.Struct, frozen=True):
+class Ran(msgspec.Struct, frozen=True, gc=False):
     """The sink or the handler has answered, raised, or was cancelled."""
 
     result: SinkResult

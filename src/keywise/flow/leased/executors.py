@@ -33,28 +33,21 @@ SLICE_S = 0.1
 """If a transaction of handlers takes longer than this, the next one runs fewer handlers."""
 
 
-class Job(msgspec.Struct, frozen=True):
+class Job(msgspec.Struct, frozen=True, gc=False):
     """A claimed change."""
 
     ticket: Ticket
     claim: Claim
 
 
-class FinishedJob(msgspec.Struct, frozen=True):
+class FinishedJob(msgspec.Struct, frozen=True, gc=False):
     """A claimed change after its execution, or in place of it, and what to do with the change."""
 
-    job: Job
+    ticket: Ticket
+    claim: Claim
     execution: Execution
     disposition: Disposition
     cause: str
-
-    @property
-    def ticket(self) -> Ticket:
-        return self.job.ticket
-
-    @property
-    def claim(self) -> Claim:
-        return self.job.claim
 
     @property
     def result(self) -> SinkResult:
@@ -114,7 +107,7 @@ class SinkExecutor:
         claims, started = [job.claim for job in jobs], self._pipeline.clock()
         cut_off = None
         try:
-            async with self._heartbeat.limit(claims):
+            with self._heartbeat.limit(claims):
                 results = await self._sink.apply([job.ticket.change for job in jobs], claims)
         except Exception as error:
             result = unknown_result(error)
@@ -136,7 +129,7 @@ class SinkExecutor:
         return Ran(result, rest_s=rest_s)
 
     def _rest_s(self, results: Sequence[SinkResult]) -> float:
-        if all(result.outcome is Outcome.BUSY and result.wait_s is None for result in results):
+        if all(map(_is_rejection, results)):
             # The sink rejects every change now. Without a back-off, the worker would claim, fail and release
             # one change after another. All workers count together, so a round is one refusal of each.
             self._refusals += 1
@@ -144,9 +137,17 @@ class SinkExecutor:
             error = UnavailableError(results[0].cause)
             return self._pipeline.report_unavailable("sink", error, min(rounds, AWAY_ROUNDS_MAX))
         self._refusals = 0
-        if any(result.outcome is not Outcome.BUSY and result.certainty is not Certainty.UNKNOWN for result in results):
+        if any(map(_is_answer, results)):
             self._pipeline.report_answer("sink")
         return 0.0
+
+
+def _is_rejection(result: SinkResult) -> bool:
+    return result.outcome is Outcome.BUSY and result.wait_s is None
+
+
+def _is_answer(result: SinkResult) -> bool:
+    return result.outcome is not Outcome.BUSY and result.certainty is not Certainty.UNKNOWN
 
 
 class SinkHealth:
@@ -275,10 +276,10 @@ class TransactionExecutor:
         self._has_begun = False
         ledger, claims = self._pipeline.ledger, [job.claim for job in jobs]
         # If the claims end before the transaction has begun, its commit is refused.
-        limit = self._heartbeat.limit(claims, is_exclusive=self._is_exclusive)
-        async with limit, transaction_of(ledger.database, ledger.transaction()) as transaction:
-            self._has_begun = True
-            return await self._execute_in(transaction, jobs)
+        with self._heartbeat.limit(claims, is_exclusive=self._is_exclusive):
+            async with transaction_of(ledger.database, ledger.transaction()) as transaction:
+                self._has_begun = True
+                return await self._execute_in(transaction, jobs)
 
     async def _execute_in(self, transaction: Transaction, jobs: list[Job]) -> dict[int, Execution]:
         errors = await write_all(transaction, self._sink, [job.ticket.change for job in jobs])

@@ -18,6 +18,7 @@ from keywise.core.ledger import Commit, Failure
 from keywise.flow.dead_letters import DeadLetterStep
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Lanes, SettledTicket, Ticket
+from keywise.flow.leased.acks import AckLoop
 from keywise.flow.leased.dispatch import RESERVED_PART, ClaimWindow, DispatchQueue, WorkerBackoff
 from keywise.flow.leased.disposition import (
     NOT_STARTED,
@@ -100,8 +101,9 @@ class WaitForLedger:
 class LeasedWorker:
     """Claims in batches, executes concurrently, commits in batches.
 
-    Three kinds of tasks share the work. The claim loop takes tickets from the lanes and puts granted ones into
-    `_claimed`; worker tasks execute them and append them to `_done`; the commit loop concludes those in batches.
+    Four kinds of tasks share the work. The claim loop takes tickets from the lanes and puts granted ones into
+    `_claimed`; worker tasks execute them and append them to `_done`; the commit loop concludes those in batches; the
+    ack loop acks a batch while the next one is committed.
     `_open` counts the changes between claim and conclusion.
     """
 
@@ -132,6 +134,7 @@ class LeasedWorker:
         self._backoff = WorkerBackoff(executor.side_by_side)
         self._done: list[FinishedJob] = []
         self._done_wakeup = Wakeup()
+        self._acks = AckLoop(settlement)
         self._calls = 0
         self._company = Company(executor.side_by_side, pipeline.settings.lease_s, pipeline.clock)
         self._alone_turns = AloneTurns(PAUSE_LEASES_MAX * pipeline.settings.lease_s)
@@ -156,6 +159,7 @@ class LeasedWorker:
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             committing = group.create_task(self._commit_until_stopped())
+            acking = group.create_task(self._acks.run())
             group.create_task(self._repairs.run())
             workers = [
                 group.create_task(self._work_until_stopped(live_only=number < self._live_workers))
@@ -166,6 +170,8 @@ class LeasedWorker:
             await asyncio.gather(*workers)
             await self._until_idle()
             committing.cancel()
+            await self._acks.until_idle()
+            acking.cancel()
 
     # Claim.
 
@@ -344,8 +350,11 @@ class LeasedWorker:
 
     def _dispatch(self, jobs: Sequence[Job]) -> None:
         """Hand claimed changes to the worker tasks."""
-        for job in jobs:
-            self._claimed.put(job, is_bulk=self._is_bulk(job))
+        if self._pipeline.bulk:
+            for job in jobs:
+                self._claimed.put(job, is_bulk=self._is_bulk(job))
+        else:
+            self._claimed.put(*jobs)
 
     def _opened(self, jobs: list[Job], asked: Level) -> list[Job]:
         """Count granted claims as open; finish those that must not run: return the others.
@@ -356,7 +365,7 @@ class LeasedWorker:
         if not jobs:
             return []
         pipeline, window, now = self._pipeline, self._company.window, self._pipeline.clock()
-        self._count(jobs, 1)
+        self._count([job.ticket for job in jobs], 1)
         pipeline.emit(events.BatchOpened(pipeline=pipeline.name, changes=len(jobs)))
         opened: list[Job] = []
         for job in jobs:
@@ -367,10 +376,11 @@ class LeasedWorker:
                     events.TookOver(pipeline=pipeline.name, key=claim.key, version=version, crashes=claim.crashes)
                 )
                 window.took_over(claim.level)
-            has_room = asked is not Level.ALONE or claim.level not in ON_PROBATION or window.has_room(claim.level, now)
+            has_room = True
             if claim.level in ON_PROBATION:
+                has_room = asked is not Level.ALONE or window.has_room(claim.level, now)
                 window.claimed(claim.token, claim.level)
-            if not has_room or dispose(NOT_STARTED, claim, pipeline.settings) is Disposition.DEAD_LETTER:
+            if not has_room or exhausted(claim, pipeline.settings):
                 self._finish(job, NOT_STARTED)
             else:
                 opened.append(job)
@@ -460,12 +470,15 @@ class LeasedWorker:
             executions = await self._executor.execute(in_time) if in_time else []
         finally:
             self._calls -= 1
+        rest_s = 0.0
         for job, execution in zip(in_time, executions, strict=True):
+            if not isinstance(execution, NotStarted):
+                rest_s = max(rest_s, execution.rest_s)
             if isinstance(execution, Ran) and heartbeat.has_ended(job.claim):
                 self._finish(job, replace(execution, overdue=True))
             else:
                 self._finish(job, execution)
-        return max([one.rest_s for one in executions if not isinstance(one, NotStarted)], default=0.0)
+        return rest_s
 
     def _undo(self, jobs: Sequence[Job]) -> None:
         """Finish jobs that have not begun: their claims are released."""
@@ -473,15 +486,15 @@ class LeasedWorker:
             self._finish(job, NOT_STARTED)
 
     def _finish(self, job: Job, execution: Execution) -> None:
-        settings = self._pipeline.settings
+        claim, settings = job.claim, self._pipeline.settings
         match execution:
             case Ran(result=result):
                 cause = result.cause
             case CutOff(cause=cause):
                 pass
             case _:
-                cause = exhausted(job.claim, settings) or ""
-        self._done.append(FinishedJob(job, execution, dispose(execution, job.claim, settings), cause))
+                cause = exhausted(claim, settings) or ""
+        self._done.append(FinishedJob(job.ticket, claim, execution, dispose(execution, claim, settings), cause))
         self._done_wakeup.notify()
 
     # Commit.
@@ -491,10 +504,9 @@ class LeasedWorker:
             await self._done_wakeup.wait()
             if finished := self._done:
                 self._done = []
-                for step in LEDGER_STEPS:
-                    if some := [one for one in finished if one.disposition in step]:
-                        await self._conclude(some)
-                self._count([one.job for one in finished], -1)
+                for some in _by_step(finished):
+                    await self._conclude(some)
+                self._count([one.ticket for one in finished], -1)
                 for one in finished:
                     if one.claim.level in ON_PROBATION:
                         has_run = not isinstance(one.execution, NotStarted)
@@ -516,16 +528,28 @@ class LeasedWorker:
         }
         answers = await self._act(finished, self._recording(finished, retries))
         self._heartbeat.drop(one.claim for one in finished)
+        if finished[0].disposition in (Disposition.COMMIT, Disposition.ACK_ONLY):
+            await self._acks.settle(lambda: self._end(finished, answers, retries))
+            return
+        await self._settlement.settle(self._end(finished, answers, retries))
+        for one, acted in zip(finished, answers, strict=True):
+            if one.disposition is Disposition.SNOOZE and acted is Acted.SETTLED:
+                await self._settlement.snooze(one.ticket, one.result.wait_s or 0.0)
+
+    def _end(self, finished: list[FinishedJob], answers: list[Acted], retries: dict[int, float]) -> list[SettledTicket]:
+        """Do in the lanes what the ledger has answered; return what is to be acked."""
         settled: list[SettledTicket] = []
         for one, acted in zip(finished, answers, strict=True):
             match acted:
                 case Acted.SETTLED:
-                    settled += await self._settle(one, retries)
+                    settled += self._settle(one, retries)
                 case Acted.LOST:
                     self._lose(one)
                 case Acted.JOURNALED:
                     pass
-        await self._settlement.settle(settled)
+        self._lanes.arrivals.notify()
+        self._lanes.departures.notify()
+        return settled
 
     def _recording(
         self, finished: list[FinishedJob], retries: dict[int, float]
@@ -576,8 +600,8 @@ class LeasedWorker:
             except UnavailableError as error:
                 await self._pipeline.back_off("journal", error, 1)
 
-    async def _settle(self, one: FinishedJob, retries: dict[int, float]) -> list[SettledTicket]:
-        """Do with a change, here and at its source, what the ledger has recorded; return what is to be acked."""
+    def _settle(self, one: FinishedJob, retries: dict[int, float]) -> list[SettledTicket]:
+        """Do with a change in its lane what the ledger has recorded; return what is to be acked."""
         pipeline, lanes, ticket = self._pipeline, self._lanes, one.ticket
         match one.disposition:
             case Disposition.COMMIT | Disposition.ACK_ONLY:
@@ -601,12 +625,12 @@ class LeasedWorker:
             case Disposition.SNOOZE:
                 # Released to its source, for any delay: it then takes no room here, and survives a restart.
                 lanes.leave(ticket)
-                await self._settlement.snooze(ticket, one.result.wait_s or 0.0)
         return []
 
-    def _count(self, jobs: Sequence[Job], sign: int) -> None:
-        self._open += sign * len(jobs)
-        self._open_bulk += sign * sum(map(self._is_bulk, jobs))
+    def _count(self, tickets: Sequence[Ticket], sign: int) -> None:
+        self._open += sign * len(tickets)
+        if bulk := self._pipeline.bulk:
+            self._open_bulk += sign * sum(ticket.source in bulk for ticket in tickets)
 
     def _is_bulk(self, job: Job) -> bool:
         return job.ticket.source in self._pipeline.bulk
@@ -615,6 +639,14 @@ class LeasedWorker:
         """The claim is lost. Put the change back: the next claim shows whether another worker has applied it."""
         self._pipeline.emit(events.ClaimLost(pipeline=self._pipeline.name, key=one.claim.key))
         self._lanes.hold(one.ticket, self._pipeline.clock())
+
+
+def _by_step(finished: list[FinishedJob]) -> list[list[FinishedJob]]:
+    """Group finished changes by the call of the ledger that records them, in the order of the calls."""
+    if all(one.disposition is Disposition.COMMIT for one in finished):
+        return [finished]
+    groups = ([one for one in finished if one.disposition in step] for step in LEDGER_STEPS)
+    return [some for some in groups if some]
 
 
 def _runs_alone(job: Job) -> bool:

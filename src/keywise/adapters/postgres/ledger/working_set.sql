@@ -58,11 +58,17 @@ on conflict (scope, key) do update set
 
 -- Claims keys that are idle, at changes that are plainly newer: what the rules would grant, in one step. The row of the
 -- controls is locked first. If an operator changes it meanwhile, it is compared again, and nothing is claimed.
+-- The entry is put together as text, what is common to all in one step: to build it as JSON takes a quarter of the claim.
 -- name: claim_newer
 with controls as materialized (
     select from keywise_scopes where id = $1 and controls = '{}' for share
 ), clock as materialized (
     select extract(epoch from clock_timestamp())::float8 as now from controls
+), common as materialized (
+    select now + $6::float8 as lease_until, format(
+        '"updated_at":%s,"tried_at":%s,"lease_until":%s,"owner":%s}', now, now, now + $6::float8, to_json($5::text)
+    ) as fields
+    from clock
 ), claimed as (
     insert into keywise_marks as marks (scope, key, updated_at, active)
     select $1, one.key, one.version, true
@@ -76,40 +82,38 @@ with controls as materialized (
 )
 insert into keywise_active (scope, key, token, lease_until, suspicions, suspect_since, plain, entry)
 select
-    $1, key, token, now + $6::float8, 0, now + $6::float8 + $7::float8, true,
-    json_build_object(
-        'mark', case when version is not null then json_build_array(0, version, coalesce(generation, 0)) end,
-        'deleted', deleted is true, 'updated_at', now, 'token', token, 'owner', $5::text, 'lease_until', now + $6::float8,
-        'intent', case when $7::float8 is not null then json_build_array(0, wanted, 0) end,
-        'tried', json_build_array(0, wanted, 0), 'tried_at', now
-    )
-from clock, claimed
+    $1, key, token, lease_until, 0, lease_until + $7::float8, true,
+    '{"token":' || token || ',"tried":[0,' || wanted || ',0],'
+    || case when $7::float8 is null then '' else '"intent":[0,' || wanted || ',0],' end
+    || case when version is null then '' else '"mark":[0,' || version || ',' || coalesce(generation, 0) || '],' end
+    || case when deleted then '"deleted":true,' else '' end || fields
+from common, claimed
 returning key, token;
 
 -- Commits claims of `claim_newer`. Rows of marks are locked first and in the order of their keys, as everywhere: else
--- two transactions could wait for each other. Each row is found with the index, however full the tables are.
+-- two transactions could wait for each other. Each row is found once, with the index, however full the tables are.
+-- A row of `active` that another transaction has written meanwhile is not plain any more: that is compared again when it
+-- is deleted. The mark of one that is still plain has not been written meanwhile, so it is where it was locked.
 -- name: commit_plain
 with locked as materialized (
-    select one.key, one.token
+    select one.key, one.token, marks.place
     from unnest($2::bytea[], $3::text::bigint[]) as one (key, token)
     cross join lateral (
-        select from keywise_marks where scope = $1 and key = one.key offset 0 for no key update
+        select ctid as place from keywise_marks where scope = $1 and key = one.key offset 0 for no key update
     ) as marks
 ), held as materialized (
-    select active.place
+    select locked.key, locked.place, active.place as active
     from locked cross join lateral (
         select ctid as place from keywise_active
-        where scope = $1 and key = locked.key and token = locked.token and plain offset 0 for update
+        where scope = $1 and key = locked.key and token = locked.token and plain offset 0
     ) as active
 ), ended as (
-    delete from keywise_active where ctid = any(array(select place from held)) returning key
+    delete from keywise_active where ctid = any(array(select active from held)) and plain returning key
 )
-insert into keywise_marks as marks (scope, key, updated_at, deleted)
-select $1, key, ceil(extract(epoch from clock_timestamp())::float8), case when key = any($4::bytea[]) then true end
-from ended
-on conflict (scope, key) do update set
-    version = marks.updated_at, generation = null, deleted = excluded.deleted, updated_at = excluded.updated_at,
-    active = null
+update keywise_marks set
+    version = updated_at, generation = null, deleted = case when key = any($4::bytea[]) then true end,
+    updated_at = ceil(extract(epoch from clock_timestamp())::float8), active = null
+where ctid = any(array(select place from held where key in (select key from ended)))
 returning key;
 
 -- name: deactivate
