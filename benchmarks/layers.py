@@ -24,7 +24,7 @@ from benchmarks.stopwatch import (
     watched_transaction,
 )
 from keywise.core.events import BatchClosed, Event, Started
-from keywise.flow import coalesce as fold
+from keywise.flow import coalesce as coalescing
 from keywise.flow import transactional as transacted
 from keywise.flow.consumer import Consumer
 from keywise.flow.pipeline import OpenPipeline
@@ -82,7 +82,7 @@ def drain_keywise(job: Job, bodies: list[bytes], folder: Path, stopwatch: Stopwa
     """keywise is watched at its plugs, and every connection that it opens is watched too."""
     connect = sqlite3.connect
     sqlite3.connect = functools.partial(connect, factory=watched_connection(stopwatch, {}))  # type: ignore[assignment]
-    vars(transacted)["fold"] = watched(fold.coalesce, stopwatch, "fold")
+    vars(transacted)["coalesce"] = watched(coalescing.coalesce, stopwatch, "coalesce")
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(watched_selector(stopwatch))) as runner:
         profile = runner.run(_drain_watched(job, bodies, folder, stopwatch))
     sqlite3.connect = connect
