@@ -198,4 +198,8 @@ def watched_connection(stopwatch: Stopwatch, layers: Mapping[str, str]) -> type[
         def executemany(self, statement: str, *arguments: Any) -> Any:
             return self.cursor().executemany(statement, *arguments)
 
+        def commit(self) -> None:
+            with counted("commit"):
+                super().commit()
+
     return Connection

@@ -23,7 +23,8 @@ T = TypeVar("T")
 TOKEN_NONCE_BITS = 24
 
 _SQL = read_statements(__name__)
-MARK, ORDERS, ADD_RECORD = _SQL["mark"], _SQL["orders"], _SQL["add_record"]
+MARK, MARK_PLAIN, NOT_PLAIN = _SQL["mark"], _SQL["mark_plain"], _SQL["not_plain"]
+ADD_RECORD = _SQL["add_record"]
 
 
 class SqliteScope:
