@@ -148,7 +148,7 @@ def page(job: Job, rounds: int, sections: Sequence[Section], others: float) -> I
     yield "Microseconds per change; each is counted for one layer only."
     yield "Stopwatches measure every adapter call and every call into SQLite; the product itself is unchanged."
     yield "They cost something themselves, so `make bench` shows higher speeds."
-    yield "The raw loop decodes and coalesces amid its other Python; the bare cost of decoding is taken out of *rest*."
+    yield "The raw loop decodes and coalesces amid its other Python; *decode* is what decoding costs by itself."
     yield f"keywise commits in a thread of its own, {wall.elsewhere:.2f} µs per change, and reads ahead meanwhile."
     yield "On the wall, *commit* is the part of it that is waited for; of the CPU time it is all of it."
 

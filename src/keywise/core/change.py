@@ -75,7 +75,8 @@ class Change(ChangeHeader, Generic[T], gc=False):
     @property
     def version(self) -> int | None:
         """The version from upstream; None for an unversioned change."""
-        return None if is_unversioned(self.order) else self.order[1]
+        _, version, generation = self.order
+        return None if generation == UNVERSIONED_GENERATION else version
 
     @property
     def value(self) -> T:

@@ -52,15 +52,16 @@ class BatchResult(msgspec.Struct):
     """Events to emit once the transaction has committed."""
 
 
-class PrefetchedBatch(msgspec.Struct):
-    """A batch that was read and decoded while the previous one was written.
+class QueueBatch(msgspec.Struct):
+    """A batch from a queue, decoded and coalesced. A prefetched one was prepared while the previous one was written.
 
-    It holds no locks: another worker may take its messages before its transaction begins.
+    A prefetched batch holds no locks: another worker may take its messages before its transaction begins.
     """
 
     source: int = 0
     deliveries: Sequence[Delivery] = ()
     read_batch: ReadBatch = msgspec.field(default_factory=ReadBatch)
+    coalesced: Coalesced = msgspec.field(default_factory=lambda: Coalesced([], {}))
 
 
 class QueueTransactionWorker:
@@ -82,7 +83,7 @@ class QueueTransactionWorker:
         """So many live batches in a row were taken that a bulk batch goes next."""
         self._stopping = False
         self._waiting: list[asyncio.Task[bool]] = []
-        self._prefetching: asyncio.Task[PrefetchedBatch] | None = None
+        self._prefetching: asyncio.Task[QueueBatch] | None = None
         self._unreachable = 0
         self._parked: set[str] = set()
         """Keys of which this worker has parked messages since a change of the key has ended."""
@@ -154,11 +155,11 @@ class QueueTransactionWorker:
         except BadBatchError:
             await self._transaction(index, prefetched, careful=True)
 
-    async def _transaction(self, index: int, prefetched: "PrefetchedBatch", *, careful: bool) -> None:
+    async def _transaction(self, index: int, prefetched: QueueBatch, *, careful: bool) -> None:
         with ExitStack() as batch:
             await self._transact(index, prefetched, batch, careful=careful)
 
-    async def _transact(self, index: int, prefetched: "PrefetchedBatch", batch: ExitStack, *, careful: bool) -> None:
+    async def _transact(self, index: int, prefetched: QueueBatch, batch: ExitStack, *, careful: bool) -> None:
         pipeline, limit, source = self._pipeline, self._limit(index), self._sources[index]
         async with _open_transaction(pipeline, careful=careful) as (transaction, decide):
             if await self._is_overtaken(index):
@@ -169,10 +170,10 @@ class QueueTransactionWorker:
                 return
             self._live_in_row = self._live_in_row + 1 if index in self._live else 0
             batch.enter_context(pipeline.batch(len(deliveries)))
-            read_batch = prefetched.read_batch if deliveries is prefetched.deliveries else self._read(index, deliveries)
-            coalesced = coalesce(read_batch.tickets)
+            received = prefetched if deliveries is prefetched.deliveries else self._read(index, deliveries)
+            read_batch, coalesced = received.read_batch, received.coalesced
             if len(deliveries) == limit and self._prefetching is None:
-                # Read and decode the next batch while the database is busy with this one.
+                # Prepare the next batch while the database is busy with this one.
                 self._prefetching = asyncio.create_task(self._peek(index, deliveries[-1]))
             tickets = coalesced.survivors
             result = await transact(self._settlement, self._sink, transaction, decide, tickets, careful=careful)
@@ -194,21 +195,22 @@ class QueueTransactionWorker:
         limit = shortened(self._pipeline.settings.batch_max, self._unreachable)
         return max(1, limit // BULK_PART) if index in self._bulk and self._pipeline.has_both_lanes else limit
 
-    def _read(self, index: int, deliveries: Sequence[Delivery]) -> ReadBatch:
-        return self._pipeline.reader.read(deliveries, index, 0.0)
+    def _read(self, index: int, deliveries: Sequence[Delivery]) -> QueueBatch:
+        read_batch = self._pipeline.reader.read(deliveries, index, 0.0)
+        return QueueBatch(index, deliveries, read_batch, coalesce(read_batch.tickets))
 
-    async def _peek(self, index: int, after: Delivery) -> "PrefetchedBatch":
+    async def _peek(self, index: int, after: Delivery) -> QueueBatch:
         try:
             deliveries = await self._sources[index].peek(self._limit(index), after)
         except UnavailableError:
-            return PrefetchedBatch()
-        return PrefetchedBatch(index, deliveries, self._read(index, deliveries))
+            return QueueBatch()
+        return self._read(index, deliveries)
 
-    async def _take_prefetched(self, index: int) -> "PrefetchedBatch":
+    async def _take_prefetched(self, index: int) -> QueueBatch:
         """Return the prefetched batch if it came from this source, else an empty one."""
         task, self._prefetching = self._prefetching, None
-        prefetched = await task if task is not None else PrefetchedBatch()
-        return prefetched if prefetched.source == index else PrefetchedBatch(index)
+        prefetched = await task if task is not None else QueueBatch()
+        return prefetched if prefetched.source == index else QueueBatch(index)
 
     async def _end(
         self,

@@ -2,6 +2,7 @@
 -- name: latest
 select max(
     coalesce((select max(updated_at) from keywise_marks), 0),
+    coalesce((select max(json_extract(entry, '$.updated_at')) from keywise_active), 0),
     coalesce((select max(done_at) from keywise_periodic_locks), 0),
     coalesce((select max(at) from keywise_lines), 0),
     coalesce((select max(buried_at) from keywise_letters), 0),

@@ -54,7 +54,7 @@ class SqliteSink:
     async def write(self, transaction: Transaction, changes: Sequence[Change[Any]]) -> None:
         gone = [(change.key,) for change in changes if change.deleted]
         try:
-            rows = [self._row(change) for change in changes if not change.deleted]
+            rows = self._rows([change for change in changes if not change.deleted])
             with sqlite_errors(self.database.path):
                 transaction.connection.executemany(self._upsert, rows)
                 if gone:
@@ -72,11 +72,13 @@ class SqliteSink:
         [body] = stored
         return body if isinstance(body, bytes) else str(body).encode()
 
-    def _row(self, change: Change[Any]) -> tuple[object, ...]:
+    def _rows(self, changes: Sequence[Change[Any]]) -> list[tuple[object, ...]]:
         if not self._columns:
-            return (change.key, change.version, change.body.decode())
-        fields = _DECODE(change.body)
-        return (change.key, change.version, *(_column(fields.get(name)) for name in self._columns))
+            return [(change.key, change.version, change.body.decode()) for change in changes]
+        return [(change.key, change.version, *self._values(_DECODE(change.body))) for change in changes]
+
+    def _values(self, fields: dict[str, Any]) -> list[object]:
+        return [_column(fields.get(name)) for name in self._columns]
 
     def _check(self, connection: sqlite3.Connection) -> None:
         try:

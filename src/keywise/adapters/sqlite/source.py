@@ -164,12 +164,12 @@ class SqliteTransactionalQueue:
     def __init__(self, source: SqliteSource, connection: sqlite3.Connection) -> None:
         self._source = source
         self._connection = connection
-        self._fresh: list[Delivery] = []
+        self._fresh: Sequence[Delivery] = ()
 
     async def receive(self, limit: int, peeked: Sequence[Delivery] = ()) -> Sequence[Delivery]:
         with self._errors():
             if peeked and not self._source._due(self._connection, 1) and self._are_there(peeked):
-                self._fresh = list(peeked)
+                self._fresh = peeked
                 return peeked
             held, self._fresh = self._source._shared(self._connection, limit)
         return [*held, *self._fresh] if held else self._fresh
@@ -177,7 +177,7 @@ class SqliteTransactionalQueue:
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         fresh = self._fresh
         with self._errors():
-            if fresh and len(deliveries) == len(fresh) and {one.id for one in deliveries} == {one.id for one in fresh}:
+            if fresh and _are_same(deliveries, fresh):
                 # Nothing else can lie between the first and the last of them.
                 stretch = (fresh[0].id, fresh[-1].id)
                 self._connection.execute(_SQL["delete_stretch"], stretch)
@@ -215,6 +215,13 @@ class SqliteTransactionalQueue:
 
     def _errors(self) -> AbstractContextManager[None]:
         return sqlite_errors(self._source.database.path)
+
+
+def _are_same(deliveries: Sequence[Delivery], others: Sequence[Delivery]) -> bool:
+    """Whether both are the same messages, in any order. Usually a batch is acked as it was received."""
+    if deliveries is others:
+        return True
+    return len(deliveries) == len(others) and {one.id for one in deliveries} == {one.id for one in others}
 
 
 def connect(address: Address) -> Source:

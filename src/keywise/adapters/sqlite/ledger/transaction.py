@@ -4,16 +4,16 @@ import math
 import sqlite3
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from operator import itemgetter
 
 import msgspec
 
 from keywise.adapters.sqlite.database import DISK, sqlite_errors
-from keywise.adapters.sqlite.ledger.working_set import MARK, ORDERS, SqliteScope, SqliteWorkingSet, load_active
+from keywise.adapters.sqlite.ledger.working_set import MARK, MARK_PLAIN, NOT_PLAIN, SqliteScope, SqliteWorkingSet
 from keywise.core import ledger_steps
-from keywise.core.change import ChangeHeader, Order
+from keywise.core.change import ChangeHeader
+from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Claim, CommitResult, Entry, Refusal
+from keywise.core.entry import Claim, CommitResult, Refusal
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Commit
 
@@ -26,48 +26,49 @@ class SqliteTransaction:
         self._database = scope.database
         self._scope = scope
         self._policy = scope.policy
-        self._active: dict[str, Entry] = {}
-        """Of the keys that were decided: those with something going on."""
-        self._careful: SqliteWorkingSet | None = None
-        """The entries that were decided, if an operator or a rate has to be heeded."""
+        self._plain: set[str] = set()
+        """Of the keys that were decided: those that are idle, with a plainly lower mark."""
         self._now = scope.database.now()
 
     async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         self._check_open()
-        self._careful = None
         with self._errors():
             working_set = SqliteWorkingSet(self._scope, self.connection, self._now)
-            keys = msgspec.json.encode([header.key for header in headers]).decode()
-            rows = self.connection.execute(ORDERS, (self._scope.number, keys)).fetchall()
-            is_plain = working_set.controls.is_plain and self._policy.rate is None
-            if not is_plain or any(map(_ERA, rows)):
-                working_set.load(header.key for header in headers)
-                self._careful = working_set
-                return ledger_steps.refusals(working_set, headers, working_set.entry)
-            self._active = load_active(self.connection, self._scope.number, keys)
-        marks: dict[str, Order] = {key: (era, version, generation) for key, era, version, generation in rows}
-        if not self._active:
-            # Most changes are versioned and newer than an idle mark; only the others need a closer look.
-            retention_s = self._policy.retention_s
-            oldest = self._now - retention_s if retention_s is not None else -math.inf
-            headers = [
-                header for header in headers if not ledger_steps.is_plainly_newer(header, marks.get(header.key), oldest)
-            ]
-        return ledger_steps.refusals(working_set, headers, lambda key: self._active.get(key) or Entry(marks.get(key)))
+            self._plain = self._plainly_newer(headers, working_set.controls)
+            # Most changes are plainly newer; only the others need a closer look.
+            others = [header for header in headers if header.key not in self._plain]
+            if others:
+                working_set.load(header.key for header in others)
+            return ledger_steps.refusals(working_set, others, working_set.entry)
 
     async def mark(self, headers: Sequence[ChangeHeader]) -> None:
         self._check_open()
+        plain = [header for header in headers if header.key in self._plain]
+        versions = {header.key: header.order[1] for header in plain if not header.deleted}  # type: ignore[index]
+        scope, at = self._scope.number, math.ceil(self._now)
         with self._errors():
-            if self._careful is not None:
-                ledger_steps.mark(self._careful, headers)
-                self._careful.store()
-                return
-            scope, at = self._scope.number, math.ceil(self._now)
-            self.connection.executemany(MARK, [(scope, w.key, *w.order, w.deleted, at) for w in headers])  # type: ignore[misc]
-            if self._active:
-                active = [header for header in headers if header.key in self._active]
-                with self._working_set(header.key for header in active) as working_set:
-                    ledger_steps.mark(working_set, active)
+            self.connection.execute(MARK_PLAIN, (scope, at, _json(versions)))
+            if len(versions) < len(plain):
+                gone = [(scope, one.key, *one.order, True, at) for one in plain if one.deleted]  # type: ignore[misc]
+                self.connection.executemany(MARK, gone)
+        if len(plain) < len(headers):
+            others = [header for header in headers if header.key not in self._plain]
+            with self._working_set(header.key for header in others) as working_set:
+                ledger_steps.mark(working_set, others)
+
+    def _plainly_newer(self, headers: Sequence[ChangeHeader], controls: Controls) -> set[str]:
+        """Return the keys of changes that all rules allow: SQLite compares the versions, and no entry is read."""
+        if self._policy.rate is not None or not controls.is_plain:
+            return set()
+        retention_s = self._policy.retention_s
+        oldest = self._now - retention_s if retention_s is not None else -math.inf
+        versions = {
+            header.key: order[1]
+            for header in headers
+            if (order := header.order) is not None and order[0] == 0 == order[2] and header.sent_at >= oldest
+        }
+        rows = self.connection.execute(NOT_PLAIN, (self._scope.number, _json(versions))).fetchall()
+        return versions.keys() - {key for (key,) in rows}
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         with self._working_set(claim.key for claim in claims) as working_set:
@@ -117,4 +118,5 @@ class SqliteTransaction:
         return sqlite_errors(self._database.path)
 
 
-_ERA = itemgetter(1)
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -23,7 +23,8 @@ T = TypeVar("T")
 TOKEN_NONCE_BITS = 24
 
 _SQL = read_statements(__name__)
-MARK, ORDERS, ADD_RECORD = _SQL["mark"], _SQL["orders"], _SQL["add_record"]
+MARK, MARK_PLAIN, NOT_PLAIN = _SQL["mark"], _SQL["mark_plain"], _SQL["not_plain"]
+ADD_RECORD = _SQL["add_record"]
 
 
 class SqliteScope:
@@ -67,10 +68,14 @@ class SqliteWorkingSet:
         self._changed: dict[str, Entry | None] = {}
 
     def load(self, keys: Iterable[str]) -> None:
-        wanted = msgspec.json.encode(list(keys)).decode()
-        for row in self._connection.execute(_SQL["marks"], (self._scope, wanted)):
-            self._entries[row[0]] = _idle(row[1:])
-        self._entries |= load_active(self._connection, self._scope, wanted)
+        keys = list(keys)
+        wanted = msgspec.json.encode(keys).decode()
+        active = load_active(self._connection, self._scope, wanted)
+        # What is going on with a key tells its mark too, so that row need not be read.
+        idle = msgspec.json.encode([key for key in keys if key not in active]).decode()
+        for key, *row in self._connection.execute(_SQL["marks"], (self._scope, idle)):
+            self._entries[key] = _idle(row)
+        self._entries |= active
         if self.policy.rate is not None:
             for key, rate_at in self._connection.execute(_SQL["rates"], (self._scope, wanted)):
                 self._entries[key] = replace(self._entries.get(key, EMPTY), rate_at=rate_at)
@@ -104,20 +109,26 @@ class SqliteWorkingSet:
         """Write back what was set. A mark that is there is never taken away."""
         marks, active, idle = [], [], []
         for key, entry in self._changed.items():
-            if entry is not None and entry.mark is not None:
+            is_idle = entry is None or entry.is_idle
+            if entry is not None and entry.mark is not None and (is_idle or self._changes_mark(key, entry)):
                 marks.append((self._scope, key, *entry.mark, entry.deleted, math.ceil(entry.updated_at)))
-            if entry is not None and not entry.is_idle:
+            if entry is None or is_idle:
+                idle.append((self._scope, key))
+            else:
                 text = _ENCODE(entry).decode()
                 row = (entry.token, entry.lease_until, entry.suspicions, rules.suspect_since(entry, self.policy), text)
                 active.append((self._scope, key, *row))
-            else:
-                idle.append((self._scope, key))
         self._connection.executemany(MARK, marks)
         self._connection.executemany(_SQL["activate"], active)
         self._connection.executemany(_SQL["deactivate"], idle)
         self._store_rates()
         self._entries |= {key: entry for key, entry in self._changed.items() if entry is not None}
         self._changed.clear()
+
+    def _changes_mark(self, key: str, entry: Entry) -> bool:
+        """Whether the mark differs from what was read. A claim leaves it alone, and is a page less to write."""
+        known = self._entries.get(key, EMPTY)
+        return (entry.mark, entry.deleted) != (known.mark, known.deleted)
 
     def _store_rates(self) -> None:
         """Only what still limits a key is kept: as much is swept as can have been added, and more."""
@@ -128,9 +139,10 @@ class SqliteWorkingSet:
             self._connection.execute(_SQL["sweep_rates"], (self._scope, self._scope, now, 2 * len(rates) + 10))
 
     def tokens(self, count: int) -> list[int]:
-        """Sequence numbers with nonces: not reused even if the sequence is set back by a restore."""
+        """Sequence numbers with a nonce: not reused even if the sequence is set back by a restore."""
         [last] = self._connection.execute(_SQL["tokens"], (count,)).fetchone()
-        return [(last - i) << TOKEN_NONCE_BITS | secrets.randbits(TOKEN_NONCE_BITS) for i in range(count)]
+        nonce = secrets.randbits(TOKEN_NONCE_BITS)
+        return [(last - i) << TOKEN_NONCE_BITS | nonce for i in range(count)]
 
     def keep(self, letter: DeadLetter, buried_at: float | None = None) -> None:
         headers = msgspec.json.encode(letter.headers).decode() if letter.headers else None

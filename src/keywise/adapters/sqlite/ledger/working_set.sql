@@ -20,9 +20,12 @@ on conflict (scope, name) do update set done_at = excluded.done_at where done_at
 select key, era, version, generation, deleted, updated_at from keywise_marks
 where scope = ? and key in (select value from json_each(?));
 
--- name: orders
-select key, era, version, generation from keywise_marks
-where scope = ? and key in (select value from json_each(?));
+-- Of versions by key, those that the rules have to look at: all but newer ones on idle keys.
+-- name: not_plain
+select json_each.key from json_each(?2)
+left join keywise_marks as marks on marks.scope = ?1 and marks.key = json_each.key
+left join keywise_active as active on active.scope = ?1 and active.key = json_each.key
+where marks.version >= json_each.value or marks.era != 0 or marks.generation < 0 or active.key is not null;
 
 -- name: any_active
 select 1 from keywise_active where scope = ? limit 1;
@@ -38,6 +41,10 @@ insert into keywise_marks values (?, ?, ?, ?, ?, ?, ?)
 on conflict (scope, key) do update set
     era = excluded.era, version = excluded.version, generation = excluded.generation,
     deleted = excluded.deleted, updated_at = excluded.updated_at;
+
+-- Many at once, each at its version, in era 0 and not deleted.
+-- name: mark_plain
+insert or replace into keywise_marks select ?1, key, 0, value, 0, 0, ?2 from json_each(?3);
 
 -- name: activate
 insert or replace into keywise_active values (?, ?, ?, ?, ?, ?, ?);
