@@ -33,6 +33,7 @@ WORDS = {
 PATTERN = re.compile(r"(?<![\w`.])(" + "|".join(WORDS) + r")(?![\w`(])", re.IGNORECASE)
 
 FOLDERS = (
+    "src/keywise/adapters/rabbitmq/",
     "src/keywise/core/",
     "src/keywise/flow/",
     "src/keywise/testing/conformance/",
