@@ -33,6 +33,9 @@ WORDS = {
 PATTERN = re.compile(r"(?<![\w`.])(" + "|".join(WORDS) + r")(?![\w`(])", re.IGNORECASE)
 
 FOLDERS = (
+    "src/keywise/adapters/function/",
+    "src/keywise/adapters/http/",
+    "src/keywise/adapters/opensearch/",
     "src/keywise/adapters/rabbitmq/",
     "src/keywise/core/",
     "src/keywise/flow/",
