@@ -37,8 +37,11 @@ FOLDERS = (
     "src/keywise/adapters/http/",
     "src/keywise/adapters/opensearch/",
     "src/keywise/adapters/rabbitmq/",
+    "src/keywise/cli/",
     "src/keywise/core/",
     "src/keywise/flow/",
+    "src/keywise/observe/",
+    "src/keywise/operate/",
     "src/keywise/testing/conformance/",
     "src/keywise/testing/handlers/",
 )
