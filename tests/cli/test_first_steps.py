@@ -97,7 +97,7 @@ def test_one_document_per_line_is_read_from_stdin(folder):
 def test_the_lines_before_a_broken_one_are_sent_and_it_is_named(folder):
     answer = folder.keywise("send", "pages", stdin=f"{body('a', 1)}\n\n{{oops\n{body('b', 1)}\n")
     assert answer.status == 1
-    assert "line 3" in answer.err and "1 message before it sent" in answer.err
+    assert "line 3" in answer.err and "sent so far: 1 message" in answer.err
     assert folder.work()["pages"]["applied"] == 1
 
 

@@ -47,7 +47,7 @@ CATCHES = {
 LOOKED_UP = {
     ("adapters/function/sink.py", "_name"): "any callable may be a handler",
     ("adapters/rabbitmq/broker.py", "Channel.ask"): "calls a method of pika",
-    ("adapters/rabbitmq/broker.py", "_innermost"): "errors of pika",
+    ("adapters/rabbitmq/broker.py", "_root_cause"): "errors of pika",
     ("adapters/rabbitmq/broker.py", "refusal_code"): "errors of pika",
     ("adapters/rabbitmq/subscription.py", "Subscription.check"): "errors of pika",
     ("adapters/sqlite/database.py", "sqlite_errors"): "only some errors of sqlite3 have a code",

@@ -33,8 +33,15 @@ WORDS = {
 PATTERN = re.compile(r"(?<![\w`.])(" + "|".join(WORDS) + r")(?![\w`(])", re.IGNORECASE)
 
 FOLDERS = (
+    "src/keywise/adapters/function/",
+    "src/keywise/adapters/http/",
+    "src/keywise/adapters/opensearch/",
+    "src/keywise/adapters/rabbitmq/",
+    "src/keywise/cli/",
     "src/keywise/core/",
     "src/keywise/flow/",
+    "src/keywise/observe/",
+    "src/keywise/operate/",
     "src/keywise/testing/conformance/",
     "src/keywise/testing/handlers/",
 )

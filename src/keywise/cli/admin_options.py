@@ -1,4 +1,4 @@
-"""Options and steps that the operator's commands share: who and why, one pipeline, visible waiting, confirmation."""
+"""What all operator's commands share: who acts and why, the choice of a pipeline, waiting, confirmation."""
 
 import asyncio
 import getpass
@@ -121,7 +121,8 @@ def showing_wait() -> Iterator[Callable[[str], None]]:
     def show_wait(cause: str) -> None:
         nonlocal last
         if not bar.disable:
-            # Started only now: the bar hides the cursor and clears its line, and a question may come before it.
+            # Start the bar only when there is something to wait for: it hides the cursor and clears its line, which
+            # would erase a question that was asked before.
             bar.start()
             for task in bar.task_ids or [bar.add_task("", total=None)]:
                 bar.update(task, description=plain(cause))

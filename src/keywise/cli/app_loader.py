@@ -1,4 +1,4 @@
-"""Loading of the app that a command works on: `shop:app`, `path/to/shop.py:app`, or `pipeline.toml`."""
+"""Loads the app that a command works on: `shop:app`, `path/to/shop.py:app`, or `pipeline.toml`."""
 
 import asyncio
 import importlib
@@ -77,7 +77,7 @@ def choose_pipelines(app: App, names: Sequence[str | None]) -> list[str]:
 def with_pipelines(
     target: str | None, name: str | None, act: Callable[[list[OpenPipeline]], Coroutine[Any, Any, T]]
 ) -> T:
-    """Open the chosen pipelines to inspect them, and run the action on them."""
+    """Open the chosen pipelines without starting workers, and run an action on them."""
     loaded = load(target)
     names = choose_pipelines(loaded, [name])
     warn_if_in_memory(loaded)
@@ -135,7 +135,7 @@ def _import_by_name(place: str) -> ModuleType:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         refuse(f"there is no file {str(path)!r}; write path/to/shop.py:app, seen from {os.getcwd()}")
-    # As if Python had been started with the file, so that it can import modules beside it.
+    # Like `python shop.py`: the file can import the modules in its own folder.
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None, "a .py file has a loader"

@@ -1,4 +1,4 @@
-"""Selection of dead letters for a command: by number, by time, by cause, or all of them."""
+"""Selects the dead letters that a command works on: by number, by time, by cause, or all of them."""
 
 import time
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from keywise.core.settings import seconds
 from keywise.flow.pipeline import OpenPipeline
 
 PAGE = 100
-"""How many letters a search by number reads first; it doubles each time."""
+"""How many letters a search by number reads first; each further read doubles it."""
 
 
 class FoundLetter(msgspec.Struct):
@@ -24,12 +24,15 @@ class FoundLetter(msgspec.Struct):
     pipeline: OpenPipeline
     number: int
     at: float
-    """When it was set aside, by the wall clock."""
+    """When it was stored, by the wall clock."""
     letter: DeadLetter
 
 
 def _time_option(name: str, meaning: str) -> Any:
-    """Return an option for a time: a duration is a time in the past; a time without a zone is UTC, as in all output."""
+    """Return an option for a time.
+
+    A duration means that long ago. A time without a zone is UTC, as in all output.
+    """
 
     def parse(text: str) -> float:
         try:
@@ -71,7 +74,7 @@ async def newest(pipeline: OpenPipeline, limit: int, selection: Filter) -> list[
     return [FoundLetter(pipeline, number, at + ahead_s, letter) for number, at, letter in letters]
 
 
-async def meant(pipelines: list[OpenPipeline], numbers: list[int], selection: Filter) -> list[FoundLetter]:
+async def selected(pipelines: list[OpenPipeline], numbers: list[int], selection: Filter) -> list[FoundLetter]:
     """Return the letters with these numbers, or all selected ones if no number is given; the oldest first."""
     if numbers:
         found = await by_number(pipelines, numbers)

@@ -1,4 +1,4 @@
-"""Options of commands: classes of those that several commands share, and checks of what the user has given."""
+"""Options of commands: a decorator for groups of shared options, and checks of the values that the user has given."""
 
 import difflib
 import functools
@@ -61,6 +61,6 @@ def require_storable(text: str, what: str) -> str:
 
 
 def suggestion(name: str, known: Collection[str], otherwise: str) -> str:
-    """Return the known name that the user may have meant, as a question; else the other advice."""
+    """Return the known name that is closest to `name`, as a question; without a close one, return `otherwise`."""
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]}?" if near else otherwise

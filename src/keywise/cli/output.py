@@ -29,7 +29,7 @@ def screen(*, stderr: bool = False) -> Console:
 def progress(*columns: ProgressColumn) -> Progress:
     """Return a progress bar on stderr, which disappears at the end; it is disabled without a terminal.
 
-    Without columns, it counts.
+    Without `columns`, the bar shows how many steps are done.
     """
     columns = columns or (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = screen(stderr=True)
@@ -44,7 +44,7 @@ def progress(*columns: ProgressColumn) -> Progress:
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Print names, and what is known of each."""
+    """Print two columns without a header: names, and the text for each."""
     made = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for name, fact in facts:
         made.add_row(cell(name), cell(fact))
@@ -86,7 +86,7 @@ def cell(value: object, style: str = "") -> Text:
 
 
 def print_line(line: object, style: str = "") -> None:
-    """Print one line, with control characters escaped; a terminal folds it."""
+    """Print one line, with control characters escaped; in a terminal, a long line is wrapped."""
     screen().print(cell(line, style))
 
 

@@ -1,4 +1,4 @@
-"""`keywise simulate shop:app`: runs the user's handler under simulated faults; the app is loaded again for each run."""
+"""`keywise simulate shop:app`: runs the user's handler under simulated faults, with a freshly loaded app per run."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -59,7 +59,7 @@ def simulate_handler(target: str, options: TrialOptions, seeds: Sequence[int], j
 
 
 class _TrialLoader:
-    """Loads the app and the functions that the options name; the user's own modules are imported again each time."""
+    """Loads the app and the functions that the options name; imports the user's own modules again for each trial."""
 
     def __init__(self, target: str, options: TrialOptions) -> None:
         self._target = target

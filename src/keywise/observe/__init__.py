@@ -1,5 +1,5 @@
-"""Observers of events: the log, counters, the history, alarms, and the view of a running worker.
+"""Observers of events: the log, counters, the history, alarms, and the figures of a running worker.
 
-The flow emits one event per step and knows none of its observers.
+The flow emits one event per step and does not know its observers.
 Nothing here decides what happens to a change.
 """

@@ -1,4 +1,4 @@
-"""Alarms that need an operator: upstream has restarted its version numbers, or a ledger has lost marks."""
+"""Alarms for an operator: upstream has restarted its version numbers, or the ledger's server has lost writes."""
 
 from collections import deque
 
@@ -7,14 +7,14 @@ from keywise.core.change import Outcome
 
 WINDOW_S = 600.0
 FIRSTS_MIN = 100
-"""With fewer first deliveries in the window, no alarm is raised."""
+"""No alarm is raised with fewer first deliveries than this in the window."""
 FIRSTS_ENOUGH = 1000
-"""If the window has more, only the newest of them count, so that a busy pipeline raises the alarm soon."""
+"""With more first deliveries than this, only the newest count, so that a busy pipeline raises the alarm soon."""
 STALE_SHARE = 0.95
 CLEARED_SHARE = 0.5
 CLEARED_MIN = 20
 AGAIN_S = 300.0
-"""How soon the same alarm may be raised again."""
+"""The shortest time between two alarms of the same kind."""
 
 CAUSE = "nearly every new change is stale on first delivery: upstream may have restarted its version numbers"
 ADVICE = (
@@ -31,13 +31,13 @@ LOSS_ADVICE = (
 
 
 class LedgerLossAlarm:
-    """Raises an alarm when the ledger finds that its server has lost confirmed writes; most ledgers never do."""
+    """Raises an alarm when the ledger detects that its server has lost confirmed writes; most ledgers never do."""
 
     def __init__(self) -> None:
         self._reported = 0
 
     def look(self, pipeline: str, losses: int) -> events.Event | None:
-        """Return an alarm if the number of losses has changed; None if not."""
+        """Return an alarm if the number of detected losses has changed; otherwise None."""
         if losses == self._reported:
             return None
         self._reported = losses
@@ -45,16 +45,16 @@ class LedgerLossAlarm:
 
 
 class RenumberingAlarm:
-    """Raises an alarm when most first deliveries are stale, which suggests that version numbers were restarted.
+    """Raises an alarm when nearly all first deliveries are stale: upstream may have restarted its version numbers.
 
-    Duplicates and redeliveries do not count: they are normal.
+    Duplicates and redeliveries do not count, because they are normal.
     """
 
     def __init__(self) -> None:
         self._counts: deque[tuple[float, int, int]] = deque()
         """The time of each count, how many were stale, and how many were applied."""
         self._stale = self._applied = 0
-        self._said_at: float | None = None
+        self._alarmed_at: float | None = None
 
     def count(self, event: events.Settled, now: float) -> None:
         if event.outcome is Outcome.STALE and event.firsts:
@@ -63,19 +63,19 @@ class RenumberingAlarm:
             self._add(now, 0, event.changes)
 
     def look(self, pipeline: str, now: float) -> events.Event | None:
-        """Return an alarm, or that the last one is cleared; None if nothing has changed."""
+        """Return an alarm, or the event that the last one is cleared; None if nothing has changed."""
         self._forget(now)
         total = self._stale + self._applied
         if total >= FIRSTS_MIN and self._stale >= STALE_SHARE * total:
-            if self._said_at is not None and now < self._said_at + AGAIN_S:
+            if self._alarmed_at is not None and now < self._alarmed_at + AGAIN_S:
                 return None
-            self._said_at = now
-            # Start again: only later deliveries show whether the condition continues or has ended.
+            self._alarmed_at = now
+            # Count from zero: only later deliveries show whether the condition lasts or has ended.
             self._counts.clear()
             self._stale = self._applied = 0
             return events.Alarmed(pipeline=pipeline, cause=CAUSE, advice=ADVICE)
-        if self._said_at is not None and total >= CLEARED_MIN and self._stale < CLEARED_SHARE * total:
-            self._said_at = None
+        if self._alarmed_at is not None and total >= CLEARED_MIN and self._stale < CLEARED_SHARE * total:
+            self._alarmed_at = None
             return events.AlarmCleared(pipeline=pipeline, cause="most new changes are applied again on first delivery")
         return None
 

@@ -14,12 +14,13 @@ from keywise.core.ledger import LosesWrites
 from keywise.observe.alarms import LedgerLossAlarm, RenumberingAlarm
 
 LINES_MAX = 10_000
-"""At most this many records wait to be written."""
+"""The most records that wait to be written; the oldest are dropped and counted."""
 REFUSALS_MAX = 2000
-"""The burst of refusals that is recorded one by one; beyond it, they must not slow the worker or displace others."""
+"""How many refusals a burst may record one by one. Further ones are only counted, so that they neither slow the worker
+nor displace other records."""
 REFUSALS_PER_S = 100.0
 WAIT_AGAIN_S = 60.0
-"""A worker claims a waiting key about twice a second; the same refusal is recorded again only after this time."""
+"""A worker claims a waiting key about twice a second. The same refusal is recorded again only after this time."""
 WAITS_MAX = 10_000
 LEFT_OUT_AGAIN_S = 10.0
 
@@ -55,7 +56,7 @@ class HistoryRecorder:
         elif self._keeps == "none":
             return
         elif isinstance(event, events.Refused):
-            self._waits_for(event)
+            self._refused(event)
         elif (format_event := _FORMATTERS.get(type(event))) is not None:
             self._add(self._clock(), format_event(event))
 
@@ -66,7 +67,7 @@ class HistoryRecorder:
         return [event for event in found if event is not None]
 
     async def flush(self, history_store: HistoryStore, admin: LedgerAdmin, *, is_last: bool = False) -> None:
-        """Write the collected records, dated by the store's clock. If that fails, they are kept for the next flush."""
+        """Write the collected records, dated by the store's clock; after an error they are kept for the next flush."""
         self._report_left_out(is_last)
         taken = [self._lines.popleft() for _ in range(len(self._lines))]
         if not taken:
@@ -75,6 +76,7 @@ class HistoryRecorder:
             ahead_s = await admin.now() - self._clock()
             await history_store.record([HistoryRecord(at + ahead_s, *fields, self._owner) for at, fields in taken])
         except BaseException:
+            # If only the answer was lost, these records are written twice; dropping them could lose them.
             self._lines.extendleft(reversed(taken))
             while len(self._lines) > LINES_MAX:
                 self._lines.popleft()
@@ -85,7 +87,7 @@ class HistoryRecorder:
         now = self._clock()
         self.renumbering_alarm.count(event, now)
         if self._keeps == "none" or event.outcome is Outcome.DEAD:
-            return  # The event DeadLettered was recorded already, with the cause.
+            return  # `DeadLettered` has a record of its own, with the cause.
         headers = event.headers
         if self._keeps != "all":
             allowed = self._allowed(len(headers), now)
@@ -94,7 +96,7 @@ class HistoryRecorder:
         for header in headers:
             self._add(now, _outcome(event.outcome, header))
 
-    def _waits_for(self, event: events.Refused) -> None:
+    def _refused(self, event: events.Refused) -> None:
         now, wait = self._clock(), (event.key, event.reason)
         if now < self._waits.get(wait, -WAIT_AGAIN_S) + WAIT_AGAIN_S:
             return
@@ -108,7 +110,7 @@ class HistoryRecorder:
             self._left_out += 1
 
     def _allowed(self, requested: int, now: float) -> int:
-        """Take up to `requested` records from the rate limit; return how many may be recorded."""
+        """Charge up to `requested` records to the rate limit (a token bucket); return how many may be recorded."""
         earned = (now - self._allowed_at) * REFUSALS_PER_S
         self._allowance = min(REFUSALS_MAX, self._allowance + earned)
         self._allowed_at = now
@@ -153,7 +155,7 @@ _FORMATTERS: dict[type[events.Event], Callable[[Any], HistoryFields]] = {
     events.ClaimLost: lambda event: ("claim lost", event.key, None, ""),
     events.Snoozed: lambda event: ("snoozed", event.key, event.version, f"for {event.wait_s:.3g} s"),
     events.Repaired: lambda event: ("repaired", event.key, None, ""),
-    # The operator's command has a record of its own; this one says that a worker has seen it.
+    # The operator's command leaves its own record; this one says that a worker has seen the pause.
     events.Paused: lambda event: ("pause seen", "", None, ""),
     events.Resumed: lambda event: ("resume seen", "", None, ""),
     events.LedgerDown: lambda event: ("ledger down", "", None, storable(f"{event.mode}: {event.cause}")),

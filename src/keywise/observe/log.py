@@ -10,7 +10,7 @@ from keywise.core import events
 from keywise.core.change import ChangeHeader, Outcome, is_unversioned
 
 SHOWN_MAX = 5
-"""How many entries of a list a line shows."""
+"""The most entries of a list that a line shows."""
 
 _OF_CHANGES = (events.Failed, events.DeadLettered, events.TookOver, events.ClaimLost)
 _OF_STORES = (events.Unavailable, events.LedgerDown, events.MarkedSuspect, events.Unrepairable, events.Alarmed)
@@ -23,10 +23,10 @@ _LEVELS = dict.fromkeys(_WARNINGS, logging.WARNING) | dict.fromkeys(_NOTICES, lo
 
 
 class Log:
-    """Writes one line for each event: what an operator should see as a warning or info, and the rest for debugging.
+    """Writes one line for each event: warnings and info for an operator, all other events for debugging.
 
-    Each record also has the name of the event as `event`, and the fields of the event under their names; of changes,
-    it has only keys and versions.
+    Each record also has the name of the event as `event`, and the event's fields under their own names. Of changes, it
+    has only keys and versions.
     """
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
@@ -42,7 +42,7 @@ class Log:
 def _level(event: events.Event) -> int:
     match event:
         case events.Unavailable() if event.calls > 1:
-            return logging.DEBUG  # The line about the first call has said it; the one about its return has the count.
+            return logging.DEBUG  # The first failed call was a warning, and `Available` will have their number.
         case events.Draining(changes=0):
             return logging.DEBUG
         case events.Stopped() if event.changes:
@@ -58,13 +58,13 @@ def described(event: events.Event) -> str:
     parts = (f"{name}={_format(name, value)}" for name, value in _fields(event).items() if name != "traceback")
     line = f"{type(event).__name__.lower()} {' '.join(parts)}"
     if isinstance(event, events.DeadLettered):
-        # The number that the ledger gives the letter is not known here.
+        # The event does not have the letter's number, which the ledger assigns.
         line += f" (keywise dead list --pipeline {event.pipeline!r})"
     return line
 
 
 def still_running(event: events.Stopped) -> tuple[str, str]:
-    """Say which changes were still running when a consumer ended, and what becomes of them."""
+    """Describe which changes were still running when a consumer ended, and when they run again."""
     keys = some_keys(event.keys, event.changes)
     if event.changes == 1:
         return f"1 change was still running ({keys})", "it runs again when its lease has expired, or earlier"
@@ -75,12 +75,12 @@ def still_running(event: events.Stopped) -> tuple[str, str]:
 
 
 def some_keys(keys: Sequence[str], number: int) -> str:
-    """Format some of a number of keys."""
+    """Format the given keys, with an ellipsis if there are more (`number` in all)."""
     return ", ".join(map(repr, keys)) + (", …" if number > len(keys) else "")
 
 
 def _fields(event: events.Event) -> dict[str, Any]:
-    """Return the fields of an event. Changes are reduced to key and version: a body or a header may hold a secret."""
+    """Return the fields of an event. Changes are reduced to key and version, because a body or header may be secret."""
     fields = msgspec.structs.asdict(event)
     if isinstance(event, events.Settled) and event.headers:
         fields["headers"] = [(one.key, _version(one)) for one in event.headers]
@@ -103,5 +103,5 @@ def _format(name: str, value: object) -> str:
 
 
 def _indented(traceback: str) -> str:
-    """Format a traceback below its line. Indented, a text inside of it cannot pass for a line of the log."""
+    """Indent a traceback below its line, so that no text inside it looks like a line of the log."""
     return "".join(f"\n  {repr(line)[1:-1] if not line.isprintable() else line}" for line in traceback.splitlines())

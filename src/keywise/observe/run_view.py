@@ -1,4 +1,4 @@
-"""The figures of a running worker: an observer that collects them, and a snapshot of each pipeline."""
+"""The figures of a running worker: an observer that collects them, and snapshots of each pipeline."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ WINDOW_S = 5.0
 RECENT_S = 60.0
 """A slow call is forgotten after this time."""
 SLOW_MAX = 20
-"""How many slow keys are kept: more than are shown, because they expire one by one."""
+"""How many slow calls are kept: more than are shown, because they expire one by one."""
 NOTICES_MAX = 3
 """How many warnings, and how many alarms, are kept for each pipeline."""
 
@@ -28,7 +28,7 @@ _WARNINGS = (*_OF_CHANGES, events.Unavailable, events.LedgerDown, events.MarkedS
 
 
 class SlowCall(msgspec.Struct, frozen=True):
-    """The last call for a key, if it was among the slowest; `others` is how many more keys were in the call."""
+    """The last call whose first key was `key`, if it was among the slowest; `others` is how many more keys it had."""
 
     key: str
     others: int
@@ -37,7 +37,7 @@ class SlowCall(msgspec.Struct, frozen=True):
 
 
 class Notice(msgspec.Struct):
-    """A warning or an alarm, and how often it came in a row."""
+    """A warning or an alarm, and how often it occurred in a row."""
 
     event: events.Event
     at: float
@@ -73,7 +73,7 @@ class PipelineView(msgspec.Struct, kw_only=True):
     """The newest last, as for alarms."""
     alarms: Sequence[Notice] = ()
     now: float
-    """When the snapshot was taken, by the same clock as `at` in notices and calls."""
+    """When the snapshot was taken, by the clock that also dates notices and calls."""
 
 
 class View:
@@ -83,31 +83,31 @@ class View:
         self.sources = 0
         """How many sources have started."""
         self.stirred = False
-        """Set by every event but `Waiting`; the reader clears it to find out whether something happens."""
+        """Set by every event except `Waiting`. The reader clears it to find out whether something happens."""
         self._clock = clock
         self._lock = threading.Lock()
-        self._seen = {name: _Seen(name, clock(), wall) for name in names}
+        self._collectors = {name: _Collector(name, clock(), wall) for name in names}
 
     def __call__(self, event: events.Event) -> None:
-        seen = self._seen.get(event.pipeline)
-        if seen is None:
+        collector = self._collectors.get(event.pipeline)
+        if collector is None:
             return
-        # Waiting is emitted every second, even while nothing happens.
+        # The flow emits `Waiting` every second, even while nothing happens.
         if not isinstance(event, events.Waiting):
             self.stirred = True
         with self._lock:
-            seen.take(event, self._clock())
+            collector.take(event, self._clock())
             self.sources += isinstance(event, events.Started)
 
     def look(self) -> list[PipelineView]:
         """Return a snapshot of each pipeline."""
         with self._lock:
             now = self._clock()
-            return [seen.look(now) for seen in self._seen.values()]
+            return [collector.look(now) for collector in self._collectors.values()]
 
 
-class _Seen:
-    """The figures of one pipeline."""
+class _Collector:
+    """Collects the figures of one pipeline."""
 
     def __init__(self, name: str, now: float, wall: Clock) -> None:
         self._view = PipelineView(pipeline=name, now=now)
@@ -142,7 +142,7 @@ class _Seen:
         )
 
     def take(self, event: events.Event, now: float) -> None:
-        """Change the figures that an event concerns; the most frequent events come first."""
+        """Update the figures that an event concerns; the most frequent events come first."""
         view = self._view
         match event:
             case events.Settled():
@@ -186,7 +186,7 @@ class _Seen:
         self._ended_at = now
 
     def _time(self, event: events.Handled, now: float) -> None:
-        """Keep the call if it is among the slowest. For most calls this costs one comparison."""
+        """Keep the call if it is among the slowest. Most calls cost one comparison."""
         key = event.keys[0] if event.keys else ""
         slow = self._slow
         if event.seconds <= self._slow_floor_s and key not in slow:
@@ -203,7 +203,7 @@ class _Seen:
         return sorted(recent.values(), key=lambda call: -call.seconds)
 
     def _rate(self, now: float) -> float:
-        """Return the rate since the oldest of the kept looks, which is about a window old."""
+        """Return the rate since the oldest of the kept snapshots, which is about a window old."""
         looks = self._looks
         while len(looks) > 1 and now - looks[1][0] >= WINDOW_S:
             looks.popleft()
@@ -213,7 +213,7 @@ class _Seen:
 
 
 def _floor_s(slow: dict[str, SlowCall]) -> float:
-    """Return the time that a call has to exceed to be kept."""
+    """Return the duration that a call has to exceed to be kept."""
     return min(call.seconds for call in slow.values()) if len(slow) >= SLOW_MAX else 0.0
 
 

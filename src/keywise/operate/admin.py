@@ -1,6 +1,6 @@
-"""The operator's actions on a pipeline, each of which leaves a history record that says who acted and why.
+"""The operator's actions on a pipeline; each leaves a history record with who acted and why.
 
-The record is written right after the action. A process that is killed in between has acted without a record.
+The record is written right after the action. If the process is killed in between, the action has no record.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -26,7 +26,7 @@ from keywise.operate.force import ForceWriter
 from keywise.operate.waiting import AdminClaimer
 
 LOOK_S = 0.2
-"""How often a held claim is checked again."""
+"""How often an action that waits for a claim checks it again."""
 PAGE = 1000
 SUSPECTS_PAGE = 100
 
@@ -74,7 +74,7 @@ class PipelineAdmin:
         return before
 
     async def resume(self, keys: str, *, is_pattern: bool) -> bool:
-        """End a pause, which is named exactly as it was set; False if there is none."""
+        """End a pause, given exactly as it was set; return False if there is none."""
         if not await self.pipeline.control_store.resume(keys, is_pattern):
             return False
         await self._record_pause("resumed", keys, is_pattern)
@@ -82,7 +82,10 @@ class PipelineAdmin:
         return True
 
     async def _recall(self) -> None:
-        """Bring back what was released while its key was paused. What cannot be brought back comes after its delay."""
+        """Make the parked messages visible again, so that resumed keys do not wait for the delay of their messages.
+
+        If a source cannot be reached, its messages come back after their delay.
+        """
         for _, source in self.pipeline.sources:
             if isinstance(source, ParkingSource):
                 with suppress(UnavailableError):
@@ -106,7 +109,7 @@ class PipelineAdmin:
         await self._claimer.wait_budget.wait(f"{held[0]!r} is held by {entry.owner}{others}", LOOK_S)
 
     async def _held(self) -> AsyncIterator[str]:
-        """Yield the keys that are held. Workers hold a limited number of claims, so there are few pages."""
+        """Yield the keys with a held claim. Workers hold a limited number of claims, so there are few pages."""
         after = ""
         while page := await self.pipeline.control_store.held(after, PAGE):
             for key in page:
@@ -129,7 +132,7 @@ class PipelineAdmin:
         return era
 
     async def raise_era(self) -> int:
-        """Raise the era of a pipeline. It must be paused as a whole; the action waits until no claim is held."""
+        """Raise the era of a pipeline, which must be paused as a whole; waits until no claim is held."""
         control_store = self.pipeline.control_store
         while True:
             await self.check_pause()
@@ -169,7 +172,7 @@ class PipelineAdmin:
     async def remove(self, key: str) -> Change[Any]:
         """Delete a key; the next real change to it wins."""
         change = await self._force_writer.delete(key)
-        # The lowest version represents a key that has none.
+        # A removal of a key that the ledger does not know has the lowest version, which is not a real one.
         await self.record("removed", key, change.version if change.version != VERSION_MIN else None)
         return change
 
@@ -196,9 +199,9 @@ class PipelineAdmin:
         return True
 
     async def repairs(self, keys: Sequence[str]) -> AsyncIterator[tuple[str, str]]:
-        """Repair these keys, or all suspect keys if there are none; yield each key with why it was not repaired.
+        """Repair these keys, or all suspect keys if `keys` is empty.
 
-        The cause is empty for a key that was repaired.
+        Yields each key with the cause if it was not repaired; the cause is empty for a repaired key.
         """
         needs_refetch(self.pipeline)
         repairer = Repairer(self.pipeline, self._claimer.heartbeat, despite_pause=True)

@@ -1,7 +1,7 @@
-"""Copy of a pipeline's data from one ledger to another, with a check that everything arrived.
+"""Copies a pipeline's data from one ledger to another, and verifies that everything arrived.
 
-While a copy is not finished, its target is paused by a special pause, which `keywise resume --all` does not end.
-An interrupted copy leaves that pause behind: the next copy finds it, clears the target and starts again.
+While a copy is not finished, a special pause covers the target; `keywise resume --all` does not end it.
+An interrupted copy leaves that pause behind. The next copy finds it, clears the target and starts again.
 """
 
 import enum
@@ -26,12 +26,12 @@ from keywise.core.transfer import TransferPage
 from keywise.operate.admin import AuditNote
 
 UNFINISHED = "**"
-"""The pattern of the special pause. It covers every key, and the command line cannot produce it: it writes `*`."""
+"""The pattern of the special pause. It covers every key, and no command can set or end it: `--all` means `*`."""
 COPIED = "copied"
-"""History records of this kind belong to one ledger, and are not compared."""
+"""History records of this kind say that a copy was made. Each ledger has its own, so they are not compared."""
 PAGE_MAX = 1000
 SAME_CLOCK_S = 2.0
-"""Clocks that differ by less count as equal, because reading two clocks takes time."""
+"""Clocks that differ by less count as equal, because the two readings are not simultaneous."""
 _MOMENTS = ("updated_at", "lease_until", "unknown_until", "tried_at", "not_before", "suspected_at", "rate_at")
 
 
@@ -66,7 +66,7 @@ class Checksums(msgspec.Struct):
     lines: Checksum = msgspec.field(default_factory=Checksum)
 
     def add(self, page: TransferPage) -> None:
-        """Add a page. The position of a history record is part of its item, because the order of records matters."""
+        """Add a page. A history record is hashed with its position, because the order of records matters."""
         for key, entry in page.entries:
             self.keys.add(key, entry)
         for at, letter in page.dead_letters:
@@ -97,7 +97,7 @@ class TargetState(enum.StrEnum):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a copy will do."""
+    """What a copy found, and what it will do."""
 
     pipeline: str
     found: TargetState
@@ -105,24 +105,24 @@ class Plan(msgspec.Struct, frozen=True):
     controls: Controls
     """The controls of the source."""
     since: float
-    """When the plan was made, by the clock of the source. Rate limits that were over by then are not copied."""
+    """When the plan was made, by the source's clock. Rate limits that had expired by then are not copied."""
     shift_s: float
     """By how many seconds the clock of the target is ahead; times are shifted by it."""
     difference: str = ""
     """A description of how the target differs from the source."""
 
 
-async def resting(pipeline: str, handle: LedgerHandle) -> Controls:
-    """Return the controls of a pipeline that can be copied; raises `AdminError` if a worker may change it."""
+async def check_at_rest(pipeline: str, handle: LedgerHandle) -> Controls:
+    """Return the controls of a pipeline that is at rest; raises `AdminError` if a worker may still change it."""
     controls: Controls = await handle.ledger.control_store.controls()
-    if _mark_of(controls) is not None:
+    if _unfinished_pause(controls) is not None:
         raise AdminError(
             f"{handle.name} holds an unfinished copy of pipeline {pipeline!r}; copy from the ledger that is complete"
         )
     if not controls.is_paused:
         raise AdminError(
             f"pipeline {pipeline!r} is not paused in {handle.name}, so a worker could change it meanwhile; "
-            f"first {_pausing(pipeline)}"
+            f"first {_pause_command(pipeline)}"
         )
     await _check_claims(pipeline, handle)
     return controls
@@ -133,11 +133,11 @@ async def _check_claims(pipeline: str, handle: LedgerHandle) -> None:
         entry = await handle.ledger.admin.inspect(held[0]) or EMPTY
         raise AdminError(
             f"{held[0]!r} of pipeline {pipeline!r} is still held by {entry.owner} in {handle.name}; "
-            f"wait for it with {_pausing(pipeline)}"
+            f"wait for it with {_pause_command(pipeline)}"
         )
 
 
-def _pausing(pipeline: str) -> str:
+def _pause_command(pipeline: str) -> str:
     return f"keywise pause --all --wait --pipeline {shlex.quote(pipeline)}"
 
 
@@ -155,16 +155,16 @@ class LedgerCopy:
 
     async def plan(self) -> Plan:
         """Inspect both ledgers; raises `AdminError` if the copy is impossible. Nothing is changed."""
-        controls = await resting(self._pipeline, self._source)
+        controls = await check_at_rest(self._pipeline, self._source)
         counts, since = await self._source.ledger.admin.counts(), await self._source.ledger.admin.now()
         ahead_s = await self._target.ledger.admin.now() - since
         shift_s = 0.0 if abs(ahead_s) < SAME_CLOCK_S else float(math.ceil(ahead_s))
         plan = Plan(self._pipeline, TargetState.NOTHING, counts, controls, since, shift_s)
         there = await self._target.ledger.control_store.controls()
-        if (mark := _mark_of(there)) is not None:
-            if mark.why == self._why:
+        if (pause := _unfinished_pause(there)) is not None:
+            if pause.why == self._why:
                 return replace(plan, found=TargetState.UNFINISHED)
-            return replace(plan, found=TargetState.OTHER, difference=f"an unfinished copy: {mark.why}")
+            return replace(plan, found=TargetState.OTHER, difference=f"an unfinished copy: {pause.why}")
         if there == PLAIN and await self._is_empty():
             return plan
         shift_s = _shift_of(controls, there, plan.shift_s)
@@ -176,10 +176,10 @@ class LedgerCopy:
     async def check_replaceable(self) -> None:
         """Raise `AdminError` if the target may be in use, so that its data must not be replaced."""
         controls = await self._target.ledger.control_store.controls()
-        if not controls.is_paused and _mark_of(controls) is None:
+        if not controls.is_paused and _unfinished_pause(controls) is None:
             raise AdminError(
                 f"pipeline {self._pipeline!r} is not paused in {self._target.name}, so it may be in use; "
-                f"if it is not, pause it there first: {_pausing(self._pipeline)}"
+                f"if it is not, pause it there first: {_pause_command(self._pipeline)}"
             )
         await _check_claims(self._pipeline, self._target)
 
@@ -187,15 +187,15 @@ class LedgerCopy:
         """Copy everything, replacing what the target holds, and then compare both ledgers."""
         target, before = self._target.ledger, await self._target.ledger.control_store.controls()
         there = shifted_controls(plan.controls, plan.shift_s)
-        mark = Pause(UNFINISHED, True, await target.admin.now(), storable(audit_note.who), self._why)
-        await target.transfer.set_controls(replace(there, pauses=(*there.pauses, mark)))
+        pause = Pause(UNFINISHED, True, await target.admin.now(), storable(audit_note.who), self._why)
+        await target.transfer.set_controls(replace(there, pauses=(*there.pauses, pause)))
         await self._refuse_itself(before)
         if plan.found is not TargetState.NOTHING:
             await target.transfer.clear()
         if not await self._is_empty():
             await target.transfer.set_controls(before)
             raise AdminError(f"{self._target.name} is in use; stop its workers, and run the copy again")
-        # New tokens must be above those of the source: a sink that compares tokens has seen them.
+        # New tokens must be higher than all tokens of the source: a sink that compares tokens has seen those.
         await target.transfer.tokens_above(await self._source.ledger.transfer.tokens_above(0))
         copied = await self._checksummed(self._source, "copying", plan.since, plan.shift_s, add_to=self._target)
         await self._verify(plan, copied)
@@ -206,11 +206,11 @@ class LedgerCopy:
         return copied
 
     async def _refuse_itself(self, before: Controls) -> None:
-        """Raise `AdminError` if source and target are one ledger under two names.
+        """Raise `AdminError` if source and target are the same ledger under two names.
 
-        Then the special pause, which was set in the target, is found in the source.
+        In that case, the special pause that was just set in the target is found in the source.
         """
-        if _mark_of(await self._source.ledger.control_store.controls()) is not None:
+        if _unfinished_pause(await self._source.ledger.control_store.controls()) is not None:
             await self._target.ledger.transfer.set_controls(before)
             raise AdminError(
                 f"{self._source.name} and {self._target.name} are the same ledger; nothing was changed, "
@@ -230,7 +230,7 @@ class LedgerCopy:
             )
         left = await self._checksummed(self._source, "checking the original", plan.since, plan.shift_s)
         difference = copied.difference(left)
-        if difference or await resting(self._pipeline, self._source) != plan.controls:
+        if difference or await check_at_rest(self._pipeline, self._source) != plan.controls:
             raise AdminError(
                 f"{self._source.name} was changed while it was copied ({difference or 'its pauses'}); "
                 f"stop its workers, and run the copy again; pipeline {self._pipeline!r} stays paused in "
@@ -245,7 +245,7 @@ class LedgerCopy:
     async def _miscount(self) -> str:
         """Describe where the counts of the two ledgers differ; empty if they agree.
 
-        It finds items that an adapter counts, but leaves out of its transfer pages.
+        This finds entries that an adapter counts but leaves out of its transfer pages.
         """
         mine, theirs = [asdict(await handle.ledger.admin.counts()) for handle in (self._source, self._target)]
         for noun in ("keys", "tombstones", "suspects", "dead"):
@@ -256,7 +256,7 @@ class LedgerCopy:
     async def _checksummed(
         self, handle: LedgerHandle, what: str, since: float, shift_s: float = 0.0, add_to: LedgerHandle | None = None
     ) -> Checksums:
-        """Read all pages of a ledger; with `add_to`, add them there too."""
+        """Read all pages of a ledger as the target stores them; with `add_to`, write them there."""
         checksums = Checksums()
         async for page in _pages(handle):
             there = carried(page, since, shift_s)
@@ -290,15 +290,15 @@ async def _pages(handle: LedgerHandle) -> AsyncIterator[TransferPage]:
             return
 
 
-def _mark_of(controls: Controls) -> Pause | None:
+def _unfinished_pause(controls: Controls) -> Pause | None:
     """Return the special pause of an unfinished copy, if there is one."""
     return next((one for one in controls.pauses if one.is_pattern and one.keys == UNFINISHED), None)
 
 
 def _shift_of(mine: Controls, theirs: Controls, otherwise_s: float) -> float:
-    """Return by how much an earlier copy shifted times, from pauses that both ledgers have.
+    """Return by how much an earlier copy shifted times, from the pauses that both ledgers have.
 
-    The clocks may have drifted since, so their present difference would make equal data look different.
+    The clocks may have drifted since. Shifted by their present difference, equal data would look different.
     """
     moments = {replace(pause, at=0.0): pause.at for pause in mine.pauses}
     apart_s = [pause.at - moments[same] for pause in theirs.pauses if (same := replace(pause, at=0.0)) in moments]
@@ -306,7 +306,7 @@ def _shift_of(mine: Controls, theirs: Controls, otherwise_s: float) -> float:
 
 
 def carried(page: TransferPage, since: float, shift_s: float) -> TransferPage:
-    """Return a page as the target stores it: times shifted to its clock, and rounded where ledgers keep seconds."""
+    """Return a page as the target stores it: times are shifted to its clock, and rounded as all ledgers store them."""
     entries = [(key, _carried_entry(entry, since, shift_s)) for key, entry in page.entries]
     return TransferPage(
         entries=[(key, entry) for key, entry in entries if rules.kept(entry) is not None],

@@ -22,7 +22,9 @@ from keywise.flow.transactional import write_all
 from keywise.operate.waiting import AdminClaimer
 
 OVERTAKEN_S = 0.05
+"""How long to wait before planning again, after the key changed between plan and claim."""
 KEYS_LOOKED_AT = 20
+"""How many keys are inspected to find out whether the pipeline has versions."""
 
 
 class ForceWriter:
@@ -83,7 +85,10 @@ class ForceWriter:
         return await pipeline.admin.inspect(key) or EMPTY, await pipeline.control_store.controls()
 
     async def _lowest(self, era: int) -> Order:
-        """Return an order below all that upstream can send. Unversioned pipelines are recognised by their marks."""
+        """Return an order below all that upstream can send.
+
+        The marks of other keys show whether the pipeline has versions.
+        """
         for key in await self._pipeline.control_store.keys("", KEYS_LOOKED_AT):
             entry = await self._pipeline.admin.inspect(key)
             if entry is not None and entry.mark is not None:
@@ -91,7 +96,7 @@ class ForceWriter:
         return (era, VERSION_MIN, 0)
 
     async def _write(self, plan: Callable[[], Awaitable[Change[Any]]]) -> Change[Any]:
-        """Plan the change, claim the key and write; if the key has changed in between, plan again."""
+        """Plan the change, claim the key and write; if the key has changed between plan and claim, plan again."""
         self._claimer.wait_budget.renew()
         while True:
             change = await plan()
@@ -102,6 +107,7 @@ class ForceWriter:
                 if not isinstance(claim, Refusal):
                     await self._pipeline.ledger.release([claim])
                 elif claim.reason is RefusalReason.DEFERRED:
+                    # `taken` has waited already. A removal is now planned above the write that is not settled.
                     continue
                 elif claim.reason is RefusalReason.MIXED:
                     raise AdminError(
@@ -135,10 +141,11 @@ class ForceWriter:
                     if await transaction.commit([claim]):
                         raise AdminError("another worker has taken the key")
         except Exception as error:
+            # Safe even if only the answer to the commit was lost: the commit has ended the claim.
             with suppress(UnavailableError):
                 await ledger.release([claim])
             if isinstance(error, UnavailableError):
-                raise  # The transaction may have committed. A second try does no harm: it finds the new mark.
+                raise  # The transaction may have committed. Repeating the command does no harm: it finds the new mark.
             raise AdminError(f"{change.key!r}: {_describe_error(error)}; nothing was written") from error
 
     async def _apply(self, sink: Sink, claim: Claim, change: Change[Any]) -> SinkResult:
@@ -190,9 +197,9 @@ def above(mark: Order) -> Order:
 
 
 def unsettled(entry: Entry, now: float) -> Order | None:
-    """Return the order of a write that may be in the sink without being committed, if no worker is processing it.
+    """Return the order of a write that may be in the sink without a commit and that no worker is processing any more.
 
-    A removal has to be newer than that write too.
+    A removal has to be newer than that write too; otherwise the write would count as newer.
     """
     if entry.token and (entry.abandoned or now >= entry.lease_until) and entry.intent is not None:
         return max(entry.intent, entry.unknown or entry.intent)

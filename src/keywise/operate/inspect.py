@@ -1,4 +1,4 @@
-"""Reports for an operator: the figures of a pipeline, and all about one key, with a forecast of what happens next."""
+"""Reports for an operator: the figures of a pipeline, and the state of one key with a forecast for its next change."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -26,7 +26,7 @@ LETTERS_MAX = 1000
 """The dead letters of a key are searched among this many of the newest ones of the pipeline."""
 LINES_SHOWN = 20
 REFUSED = ("stale", "duplicate", "superseded")
-"""Records of changes that were at or below the mark."""
+"""Kinds of history records about changes that were at or below the mark."""
 ALARM_S = 3600.0
 """How long an alarm is shown, unless it has been cleared."""
 ALARM_LINES = 1000
@@ -115,7 +115,7 @@ class Holder(msgspec.Struct, frozen=True):
     gave_up: bool
     """The holder is alive and has reported an unknown outcome: the lease has to expire."""
     level: int
-    """In which company its change runs: 0 as usual, 1 and 2 on probation, 3 alone."""
+    """How isolated its change runs: 0 as usual, 1 and 2 on probation, 3 alone."""
     intent: int | None
     """The version that it is about to write; None if older changes need not wait for it."""
 
@@ -168,7 +168,7 @@ class DeadLetterSummary(msgspec.Struct, frozen=True):
 
 
 class ForecastRange(msgspec.Struct, frozen=True):
-    """The answer that changes between two versions would get now; None means no limit on that side."""
+    """The ledger's answer to changes in a range of versions, if they arrived now; None means no limit on that side."""
 
     lowest: int | None
     highest: int | None
@@ -180,7 +180,7 @@ class ForecastRange(msgspec.Struct, frozen=True):
 
 
 class KeyReport(msgspec.Struct, frozen=True):
-    """All that a pipeline knows of one key. Times are seconds of the wall clock."""
+    """What a pipeline knows of one key. Times are seconds of the wall clock."""
 
     pipeline: str
     grade: Grade
@@ -203,15 +203,16 @@ class KeyReport(msgspec.Struct, frozen=True):
     history: list[HistoryRecord]
     """The newest records first, up to the requested number, and the commit of the current mark."""
     brokers: list[SourceFigures] = []
-    """The sources whose consumers hold messages that the ledger knows nothing of, perhaps some of this key."""
+    """Sources whose consumers may hold messages that the ledger does not know; changes to this key may be among
+    them."""
 
 
 async def figures_of(
     pipeline: OpenPipeline, wall: float, unreached: Mapping[str, str] = MappingProxyType({})
 ) -> PipelineFigures:
-    """Count messages, keys, claims and dead letters. `wall` is the current time.
+    """Count messages, keys, claims and dead letters; `wall` is the current time.
 
-    `unreached` are sources that were left out, with the cause.
+    `unreached` has the sources that could not be opened, each with the cause.
     """
     sources = [await _reached_figures(pipeline, name, source) for name, source in pipeline.sources]
     sources += [SourceFigures(name, "unknown", None, cause=cause) for name, cause in unreached.items()]
@@ -224,8 +225,8 @@ async def figures_of(
         sources=sources,
         **asdict(counts),
         era=controls.era,
-        pauses=_on_the_wall(controls.pauses, wall - now),
-        alarms=_on_the_wall([alarm] if alarm is not None else [], wall - now),
+        pauses=_at_wall_clock(controls.pauses, wall - now),
+        alarms=_at_wall_clock([alarm] if alarm is not None else [], wall - now),
         journal=journal_summary_of(pipeline.settings, pipeline.name),
         resync_since=controls.resync_at + wall - now if controls.resync_at else None,
     )
@@ -272,7 +273,7 @@ async def key_report_of(pipeline: OpenPipeline, key: str, wall: float, lines: in
         return None
     entry = entry or Entry()
     policy = LedgerPolicy(redelivery_s=pipeline.settings.redelivery_s, rate=pipeline.rate)
-    mark, shown = _mark(entry, pipeline, ahead_s), _on_the_wall(history[:lines], ahead_s)
+    mark, shown = _mark(entry, pipeline, ahead_s), _at_wall_clock(history[:lines], ahead_s)
     return KeyReport(
         pipeline=pipeline.name,
         grade=pipeline.grade,
@@ -287,7 +288,7 @@ async def key_report_of(pipeline: OpenPipeline, key: str, wall: float, lines: in
         letters_are_all=len(newest) < LETTERS_MAX,
         next=forecast(entry, now, policy, _terms(pipeline), controls, key),
         era=era_of(entry, controls),
-        pauses=_on_the_wall(pauses, ahead_s),
+        pauses=_at_wall_clock(pauses, ahead_s),
         limit=_limit(entry, pipeline, now, ahead_s),
         history=_with_commit(shown, key, mark) if lines else [],
         brokers=[
@@ -311,11 +312,11 @@ def forecast(
         answer, wait_s = (refusal.reason.value, refusal.wait_s) if refusal is not None else ("granted", 0.0)
         return ForecastRange(version, version, answer, wait_s, versioned=version is not None)
 
-    if any(is_unversioned(order) for order in _named(entry)):
+    if any(is_unversioned(order) for order in _orders_in(entry)):
         return [answer_to(None), replace(answer_to(0), lowest=None, highest=None)]
     found: list[ForecastRange] = []
     # The answer can change only at the versions in the entry, and at their neighbours.
-    near = {order[1] + step for order in _named(entry) for step in (-1, 0, 1)} or {0}
+    near = {order[1] + step for order in _orders_in(entry) for step in (-1, 0, 1)} or {0}
     for version in sorted(version for version in near if VERSION_MIN <= version <= VERSION_MAX):
         forecast_range = answer_to(version)
         last = found[-1] if found else None
@@ -328,7 +329,7 @@ def forecast(
     return found
 
 
-def _named(entry: Entry) -> list[Order]:
+def _orders_in(entry: Entry) -> list[Order]:
     return [order for order in (entry.mark, entry.intent, entry.unknown, entry.tried) if order is not None]
 
 
@@ -409,13 +410,14 @@ def _with_commit(history: list[HistoryRecord], key: str, mark: Mark | None) -> l
         return history
     detail = "a deletion; the current mark" if mark.deleted else "the current mark"
     commit = HistoryRecord(mark.at, "applied", key, mark.version, detail)
-    # An idle entry has whole seconds. What the mark refused within that second came after the commit.
+    # An idle entry stores whole seconds, rounded up. A change that the mark refused within that second came after the
+    # commit.
     before = (one.at < (mark.at - 1.0 if one.what in REFUSED else mark.at) for one in history)
     index = next((index for index, is_older in enumerate(before) if is_older), len(history))
     return [*history[:index], commit, *history[index:]]
 
 
-def _on_the_wall(dated: Sequence[Dated], ahead_s: float) -> list[Dated]:
+def _at_wall_clock(dated: Sequence[Dated], ahead_s: float) -> list[Dated]:
     """Convert times of the store's clock to the wall clock."""
     return [replace(one, at=one.at + ahead_s) for one in dated]
 

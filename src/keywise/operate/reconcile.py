@@ -1,4 +1,4 @@
-"""Reconciliation: compare the sink with the source of truth, key by key, while the pipeline may be running."""
+"""Reconciliation: compares the sink with the source of truth, key by key, while the pipeline may be running."""
 
 import asyncio
 import enum
@@ -21,7 +21,7 @@ from keywise.flow.refetch import needs_refetch, refetched
 PAGE = 200
 """How many keys are compared at once."""
 LOOKS = 3
-"""How often a key is compared. A difference counts only if the key did not change during one of the comparisons."""
+"""How often a key is compared at most. A difference counts only if the key did not change during the comparison."""
 LOOK_AGAIN_S = 0.5
 
 
@@ -62,7 +62,7 @@ class Reconciler:
             )
         self.keys_compared = 0
         self.keys_changing = 0
-        """Keys that changed during every comparison, so that nothing can be said about them."""
+        """How many keys changed during every comparison, so that they cannot be judged."""
         self._pipeline = pipeline
         self._slots = asyncio.Semaphore(pipeline.settings.concurrency)
 
@@ -95,7 +95,7 @@ class Reconciler:
                 if found is None:
                     return None
                 is_last = look == LOOKS - 1
-                # A version that the ledger has not seen yet may still be in the queue.
+                # The message with a version above the mark may still be in the queue; compare again later.
                 is_behind = truth is not None and before.mark is not None and truth[1] > before.mark[1]
                 if await self._is_calm(key, before) and (is_last or not is_behind):
                     return found
@@ -171,7 +171,7 @@ def differing(truth: bytes, held: bytes | Mapping[str, Any]) -> list[str] | None
     found = held if isinstance(held, Mapping) else _decoded(held)
     if not isinstance(expected, Mapping) or not isinstance(found, Mapping):
         return None if expected == found and expected is not _UNREADABLE else []
-    # A store that keeps only some of the fields is compared in those.
+    # A store with only some of the fields (it returned a mapping) is compared in those only.
     names = found if isinstance(held, Mapping) else {**expected, **found}
     fields = sorted(str(name) for name in names if not _is_same(expected.get(name), found.get(name)))
     return fields or None

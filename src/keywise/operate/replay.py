@@ -1,4 +1,4 @@
-"""Replay of a dead letter: it is sent again, unless a newer version was applied."""
+"""Replays a dead letter: sends its message again, unless a newer version was applied."""
 
 import math
 
@@ -14,9 +14,11 @@ from keywise.flow.pipeline import OpenPipeline
 async def replay(pipeline: OpenPipeline, number: int, letter: DeadLetter, *, older: bool = False) -> None:
     """Send the body of a dead letter to the first source, then delete the letter.
 
-    A crash between the two steps leaves a duplicate, which does no harm. The new message counts as sent now, so
-    the age of the letter is checked here: if its key is forgotten and the letter is older than the retention, it is
-    refused. `older` skips that check; the operator then vouches that nothing newer was applied.
+    A crash between the two steps leaves both. Replaying the letter again is then refused, or makes a duplicate, which
+    does no harm.
+    The new message counts as sent now, so the worker cannot see how old it is. The age is checked here: a letter that
+    is older than the retention, of a key that the ledger has forgotten, is refused. `older=True` skips this check; the
+    operator then vouches that nothing newer was applied.
     """
     try:
         change = pipeline.reader.read_one(letter.body, _delivery_of(letter))
@@ -44,12 +46,12 @@ async def replay(pipeline: OpenPipeline, number: int, letter: DeadLetter, *, old
 
 
 def _delivery_of(letter: DeadLetter) -> Delivery:
-    """Return the letter as the read function sees the message that will be sent."""
+    """Return the delivery that the read function will get for the new message."""
     return Delivery("", "", letter.body, letter.sent_at, 1, letter.headers, letter.routing_key)
 
 
 async def _judge(pipeline: OpenPipeline, header: ChangeHeader) -> Refusal | None:
-    """Decide as the ledger would, without a claim: the worker that receives the message decides again."""
+    """Decide as the ledger would, without a claim. The answer may be outdated soon; the worker decides again."""
     entry, now = await pipeline.admin.inspect(header.key), await pipeline.admin.now()
     controls, terms = await pipeline.control_store.controls(), LeaseTerms("", 1.0, despite_pause=True)
     return decide_under(controls, entry, header, now, LedgerPolicy(retention_s=pipeline.settings.retention_s), terms)

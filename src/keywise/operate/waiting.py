@@ -1,4 +1,4 @@
-"""Claims for an operator: wait for a key that is held or rate-limited, but not for ever."""
+"""Claims for an operator's action, which waits for a key that is held or rate-limited, up to a limit."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +12,7 @@ from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
 from keywise.flow.pipeline import OpenPipeline
 
 FINAL = (RefusalReason.STALE, RefusalReason.DUPLICATE, RefusalReason.MIXED, RefusalReason.FORGOTTEN)
-"""Refusals that do not go away by waiting."""
+"""Refusals that waiting does not change."""
 
 
 class WaitBudget:
@@ -50,10 +50,10 @@ class AdminClaimer:
 
     @asynccontextmanager
     async def taken(self, header: ChangeHeader) -> AsyncIterator[Claim | Refusal]:
-        """Wait for the claim and keep it alive inside the block. The block has to end the claim in the ledger.
+        """Wait for the claim, and keep it alive inside the block. The block has to end the claim in the ledger.
 
-        Yields the refusal instead if this header will never be granted, or if it was deferred: the caller may then
-        try another one.
+        Yields the refusal instead if this order will never be granted, or if it was deferred (after a wait): the caller
+        may then try another order.
         """
         pipeline = self._pipeline
         terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, Level.ALONE, despite_pause=True)
@@ -95,8 +95,10 @@ class AdminClaimer:
 
 @asynccontextmanager
 async def running_heartbeat(pipeline: OpenPipeline) -> AsyncIterator[Heartbeat]:
-    """Run a heartbeat for the claims of one command: in its own thread, or on the event loop if the ledger allows
-    only one connection."""
+    """Run a heartbeat for the claims of one command.
+
+    It runs in a thread, or on the event loop if the ledger allows only one connection.
+    """
     settings = pipeline.settings
     heartbeat = Heartbeat(
         lease_s=settings.lease_s,

@@ -20,8 +20,8 @@ from keywise.adapters.http.sink import (
     HttpSink,
     ServicePause,
     held_order,
-    judged,
-    misfit_of,
+    key_fault,
+    result_of_response,
 )
 from keywise.core.change import Outcome, order_of
 from keywise.core.entry import Certainty
@@ -43,7 +43,7 @@ def said(status: int, body: str = "", **headers: str) -> HttpResponse:
 
 
 def result_of(answer: HttpResponse, asked: DesiredState = PUT, contract: Contract = PLAIN) -> SinkResult:
-    return judged(answer, asked, contract, lambda message: message.replace("hunter2", "***"))
+    return result_of_response(answer, asked, contract, lambda message: message.replace("hunter2", "***"))
 
 
 def sink_at(url: str) -> HttpSink:
@@ -318,14 +318,14 @@ def test_a_date_that_is_nearly_one_is_no_error(told):
 
 @pytest.mark.parametrize("key", [".", "..", "../a", "a/..", "a/../b", "a/./b", "..\\a", "a\\.."])
 def test_a_key_that_may_lead_out_of_its_place_has_none(key):
-    assert "lead out of its place" in misfit_of(key)
+    assert "lead out of its place" in key_fault(key)
 
 
 @pytest.mark.parametrize(
     "key", ["a", "...", "a..b", "a.", ".a", "a/b", "/", "//", "a b", "é", "%2e%2e", "?a=b#c", "a\nb"]
 )
 def test_any_other_key_has_its_place(key):
-    assert misfit_of(key) is None
+    assert key_fault(key) is None
 
 
 # URLs.

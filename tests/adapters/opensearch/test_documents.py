@@ -19,12 +19,12 @@ from keywise.adapters.opensearch.documents import (
     Reason,
     action_of,
     cause_of,
-    first_part,
+    first_batch,
     index_of,
-    judged,
     line_of,
-    looked_into,
     refused,
+    result_of,
+    result_of_conflict,
 )
 from keywise.core.change import VERSION_MAX, VERSION_MIN, Change, Outcome, order_of
 from keywise.core.entry import Certainty, Claim
@@ -114,9 +114,9 @@ def test_a_removal_of_a_key_without_a_version_goes_by_what_is_there():
 
 def test_a_request_holds_as_much_as_fits():
     actions = [Action(str(number), False, 1, b"x" * 10) for number in range(5)]
-    assert len(first_part(actions, 3, 1000)) == 3
-    assert len(first_part(actions, 9, 25)) == 2
-    assert len(first_part(actions, 9, 5)) == 1, "what is too large goes alone"
+    assert len(first_batch(actions, 3, 1000)) == 3
+    assert len(first_batch(actions, 9, 25)) == 2
+    assert len(first_batch(actions, 9, 5)) == 1, "what is too large goes alone"
 
 
 PUT, DELETE = Action("k", False, 5, b""), Action("k", True, 5, b"")
@@ -124,31 +124,33 @@ PUT, DELETE = Action("k", False, 5, b""), Action("k", True, 5, b"")
 
 def conflict(current: int, action: Action = PUT) -> SinkResult | Conflict:
     words = f"[k]: version conflict, current version [{current}] is higher or equal to the one provided [5]"
-    return judged(action, Item(409, Reason("version_conflict_engine_exception", words)))
+    return result_of(action, Item(409, Reason("version_conflict_engine_exception", words)))
 
 
 def test_a_conflict_with_something_newer_is_no_error():
     assert conflict(6) is SUPERSEDED
     assert conflict(6, DELETE) is SUPERSEDED
-    assert judged(PUT, Item(409, Reason("x", "current version [6] is higher than the one provided [5]"))) is SUPERSEDED
+    assert (
+        result_of(PUT, Item(409, Reason("x", "current version [6] is higher than the one provided [5]"))) is SUPERSEDED
+    )
 
 
 def test_a_conflict_at_the_same_version_was_applied():
     assert conflict(5, DELETE) is APPLIED
     assert conflict(5) is Conflict.EQUAL
-    assert looked_into(PUT, Conflict.EQUAL, 5) is APPLIED
-    assert looked_into(PUT, Conflict.EQUAL, 6) is SUPERSEDED
-    assert looked_into(PUT, Conflict.EQUAL, None) is REMEMBERED, "an operator removed it at this version"
+    assert result_of_conflict(PUT, Conflict.EQUAL, 5) is APPLIED
+    assert result_of_conflict(PUT, Conflict.EQUAL, 6) is SUPERSEDED
+    assert result_of_conflict(PUT, Conflict.EQUAL, None) is REMEMBERED, "an operator removed it at this version"
 
 
 def test_a_conflict_in_other_words_is_looked_into():
     key = "current version [9] is higher or equal to the one provided [9]"
-    assert judged(PUT, Item(409, Reason("x", f"[{key}]: conflict"))) is Conflict.UNCLEAR
-    assert judged(PUT, Item(409, Reason("x", None))) is Conflict.UNCLEAR
-    assert looked_into(PUT, Conflict.UNCLEAR, None) is REMEMBERED
-    assert looked_into(DELETE, Conflict.UNCLEAR, None) is APPLIED
-    assert looked_into(DELETE, Conflict.UNCLEAR, 5) is APPLIED
-    assert looked_into(DELETE, Conflict.UNCLEAR, 7) is SUPERSEDED
+    assert result_of(PUT, Item(409, Reason("x", f"[{key}]: conflict"))) is Conflict.UNCLEAR
+    assert result_of(PUT, Item(409, Reason("x", None))) is Conflict.UNCLEAR
+    assert result_of_conflict(PUT, Conflict.UNCLEAR, None) is REMEMBERED
+    assert result_of_conflict(DELETE, Conflict.UNCLEAR, None) is APPLIED
+    assert result_of_conflict(DELETE, Conflict.UNCLEAR, 5) is APPLIED
+    assert result_of_conflict(DELETE, Conflict.UNCLEAR, 7) is SUPERSEDED
 
 
 @pytest.mark.parametrize(
@@ -163,13 +165,13 @@ def test_a_conflict_in_other_words_is_looked_into():
     ],
 )
 def test_an_item_is_to_blame_or_not(status, kind, outcome, permanent, certainty):
-    result = judged(PUT, Item(status, Reason(kind, "why", Reason("deeper", "number"))))
+    result = result_of(PUT, Item(status, Reason(kind, "why", Reason("deeper", "number"))))
     assert result == SinkResult(outcome, f"{kind}: why: number", permanent, certainty)
 
 
 def test_an_item_without_an_error_was_applied():
-    assert judged(PUT, Item(201)) is APPLIED
-    assert judged(DELETE, Item(404)) is APPLIED
+    assert result_of(PUT, Item(201)) is APPLIED
+    assert result_of(DELETE, Item(404)) is APPLIED
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pika.channel import Channel
 from pika.spec import Basic, BasicProperties
 
 from keywise.adapters.rabbitmq.connection import Connection, decoded
-from keywise.adapters.rabbitmq.frames import ACK, NACK, Unread, handover_at, settlement, stamp_of
+from keywise.adapters.rabbitmq.frames import ACK, NACK, Unread, delivery_at, settlement, stamp_of
 from keywise.adapters.rabbitmq.messages import HEADER
 
 CHANNELS = (1, 2)
@@ -69,7 +69,7 @@ class Reader:
             for tag in (OURS, OTHERS):
                 channel._consumers[tag] = self._take_by_pika
         if takes:
-            self.connection.takers |= {(number, OURS.encode()): self._take for number in CHANNELS}
+            self.connection.delivery_handlers |= {(number, OURS.encode()): self._take for number in CHANNELS}
 
     def read(self, chunks: Sequence[bytes]) -> type[BaseException] | None:
         """What is raised in the end."""
@@ -229,12 +229,12 @@ def test_frames_that_a_broker_never_sends_are_refused_as_the_client_library_does
 
 
 def test_more_is_waited_for_only_where_it_can_make_a_message():
-    whole, takers = b"".join(delivery()), {(1, OURS.encode()): "taker"}
-    assert handover_at(whole, 0, takers) == ("taker", 7, False, b"queue", b"\x00\x00", b"body", len(whole))
-    assert {handover_at(whole[:size], 0, takers) for size in range(12, len(whole))} == {Unread.PARTIAL}
-    assert handover_at(whole[:-1], 0, {}) is Unread.OTHER
+    whole, delivery_handlers = b"".join(delivery()), {(1, OURS.encode()): "taker"}
+    assert delivery_at(whole, 0, delivery_handlers) == ("taker", 7, False, b"queue", b"\x00\x00", b"body", len(whole))
+    assert {delivery_at(whole[:size], 0, delivery_handlers) for size in range(12, len(whole))} == {Unread.PARTIAL}
+    assert delivery_at(whole[:-1], 0, {}) is Unread.OTHER
     huge = b"".join(delivery(body_size=2**40))
-    assert handover_at(huge, 0, takers) is Unread.OTHER
+    assert delivery_at(huge, 0, delivery_handlers) is Unread.OTHER
 
 
 @given(properties)

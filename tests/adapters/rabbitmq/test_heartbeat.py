@@ -183,9 +183,9 @@ def test_a_heartbeat_never_comes_between_two_parts_of_a_frame():
     thread, socket, transport = guarded()
     socket.takes = [3]
     assert transport._sigint_safe_send(socket, b"abcdef") == 3
-    assert thread._is_amid_frame
+    assert thread._is_mid_frame
     assert transport._sigint_safe_send(socket, b"def") == 3
-    assert not thread._is_amid_frame
+    assert not thread._is_mid_frame
     socket.takes = [5, 0]
     thread._write_heartbeat()
     assert socket.written == b"abcdef" + FRAME[:5]
@@ -200,6 +200,6 @@ def test_a_heartbeat_that_finds_no_room_is_left_out():
     socket.takes = [0]
     with pytest.raises(BlockingIOError):
         transport._sigint_safe_send(socket, b"abc")
-    assert thread._is_amid_frame, "OpenSSL wants the same bytes again"
+    assert thread._is_mid_frame, "OpenSSL wants the same bytes again"
     transport._sigint_safe_send(socket, b"abc")
     assert socket.written == b"abc"

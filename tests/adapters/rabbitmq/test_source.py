@@ -353,8 +353,8 @@ async def test_whoever_gives_up_connecting_leaves_nothing_behind():
 @awaited
 async def test_a_queue_that_messages_go_through_all_the_time_is_never_told_as_empty(monkeypatch):
     """However often it is found empty: one that counts it as empty would stop in the midst of them."""
-    monkeypatch.setattr(rabbitmq_source, "MOVING_S", 1.0)
-    monkeypatch.setattr(rabbitmq_source, "LOOKS_MAX", 2)
+    monkeypatch.setattr(rabbitmq_source, "TRANSIT_S", 1.0)
+    monkeypatch.setattr(rabbitmq_source, "COUNTS_MAX", 2)
     async with owner(shared.rabbitmq().url) as they:
         queue = await they.declare(fresh("passing"))
     async with opened(queue) as source:

@@ -1,1 +1,1 @@
-"""Handlers: functions of the user as a sink."""
+"""Handlers: functions of the user's as sinks."""

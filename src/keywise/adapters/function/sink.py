@@ -1,4 +1,4 @@
-"""A function of the user's as a sink: async or plain, one change or a batch, plain or inside the transaction."""
+"""A handler function as a sink: async or plain, for one change or a batch, outside or inside the transaction."""
 
 import asyncio
 import inspect
@@ -24,18 +24,18 @@ BATCH_MAX = 1000
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """What a handler asks for, read from its annotations."""
+    """What a handler asks for by its annotations."""
 
     is_async: bool
     is_batch: bool
     wants_transaction: bool
     wants_claim: bool
     value: Any
-    """The type that `change.value` has."""
+    """The type of `change.value`."""
 
 
 def signature_of(handler: Callable[..., Any]) -> Signature:
-    """Read a handler's parameters: a change or a list of them, then perhaps a transaction or a claim."""
+    """Read a handler's parameters: a change or a list of changes, then optionally a transaction or a claim."""
     try:
         parameters = list(inspect.signature(handler).parameters.values())
         hints = get_type_hints(handler)
@@ -69,11 +69,12 @@ def signature_of(handler: Callable[..., Any]) -> Signature:
 
 NO_THREAD = SinkResult(Outcome.BUSY, "every thread runs a handler that hangs")
 STILL_RUNS = SinkResult(Outcome.FAILED, "an earlier try still runs in its thread", certainty=Certainty.UNKNOWN)
-"""A second thread would hang as well, and in the end there would be none for others."""
+"""The result of a change whose earlier call has not ended. Another call might hang too, until no thread is left for
+other keys."""
 
 
 class FunctionSink:
-    """A plain sink: the function's effects are its own, so a retry may repeat them."""
+    """A plain sink: keywise does not know the function's effects, so a retry may repeat them."""
 
     grade = Grade.PLAIN
     forgets_deletions = False
@@ -84,28 +85,29 @@ class FunctionSink:
         self.batch_max = BATCH_MAX if self._signature.is_batch else 1
         self._counting = threading.Lock()
         self._running = Counter[str]()
-        """Keys whose handler runs in a thread. After its claim has ended, that call still runs."""
+        """Keys whose handler runs in a thread. A call goes on after its claim has ended, because a thread cannot be
+        stopped."""
         self._running_alone = Counter[str]()
-        """Those of calls for a single change."""
+        """The same, only for calls with a single key."""
         self._threads_max = self._free = threads
-        """Threads that run nothing. A handler that hangs keeps its own, however often its claim ended."""
+        """Threads that run no handler. A handler that hangs keeps its thread, even after its claim has ended."""
 
     async def __aenter__(self) -> Self:
         self._threads = ThreadPoolExecutor(self._threads_max, thread_name_prefix="keywise-handler")
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        # A thread cannot be cancelled; what hangs keeps its slot, and is not waited for.
+        # Do not wait: a thread cannot be cancelled, and a handler that hangs would block the shutdown.
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
-        """The whole batch first; if the handler refuses it, by halves, until the bad change is alone."""
-        if self._running and (late := self._late(changes)):
-            return await self._apply_others(changes, claims, late)
+        """Call the handler with the whole batch; if it raises, with each half, until the bad change is alone."""
+        if self._running and (running := self._still_running(changes)):
+            return await self._apply_others(changes, claims, running)
         if not self._signature.is_async and self._free == 0:
             return [NO_THREAD] * len(changes)
         try:
-            await _finished(self._called(changes, claims))
+            await _wait_for(self._called(changes, claims))
         except Snooze as snooze:
             return [SinkResult(Outcome.BUSY, str(snooze), wait_s=snooze.delay_s)] * len(changes)
         except Exception as error:
@@ -116,24 +118,24 @@ class FunctionSink:
             return [*first, *await self.apply(changes[middle:], claims[middle:])]
         return [APPLIED] * len(changes)
 
-    def _late(self, changes: Sequence[Change[Any]]) -> set[str]:
+    def _still_running(self, changes: Sequence[Change[Any]]) -> set[str]:
         """Return the keys that must not be called now, because an earlier call for them still runs.
 
-        A batch hangs as a whole, though perhaps for one of its keys: each of them may be tried alone meanwhile.
+        A batch may hang because of one of its keys, so each key of a hanging batch may still be called alone.
         """
         with self._counting:
             still_runs = self._running_alone if len(changes) == 1 else self._running
             return {change.key for change in changes if still_runs[change.key]}
 
     async def _apply_others(
-        self, changes: Sequence[Change[Any]], claims: Sequence[Claim], late: set[str]
+        self, changes: Sequence[Change[Any]], claims: Sequence[Claim], running: set[str]
     ) -> Sequence[SinkResult]:
-        others = [pair for pair in zip(changes, claims, strict=True) if pair[0].key not in late]
+        others = [pair for pair in zip(changes, claims, strict=True) if pair[0].key not in running]
         results = iter(await self.apply([one for one, _ in others], [claim for _, claim in others]) if others else ())
-        return [STILL_RUNS if change.key in late else next(results) for change in changes]
+        return [STILL_RUNS if change.key in running else next(results) for change in changes]
 
     def _called(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Awaitable[object]:
-        """Call the handler, or have a thread call it."""
+        """Call the handler, or let a thread call it; return what to wait for."""
         signature = self._signature
         arguments: list[Any] = [list(changes) if signature.is_batch else changes[0]]
         if signature.wants_claim:
@@ -144,7 +146,7 @@ class FunctionSink:
         return asyncio.get_running_loop().run_in_executor(self._threads, self._run, changes, arguments)
 
     def _run(self, changes: Sequence[Change[Any]], arguments: list[Any]) -> object:
-        """In a thread, which is free again when the handler has really ended."""
+        """Call the handler, in a thread; the thread counts as free only when the handler has returned."""
         keys = Counter(change.key for change in changes)
         alone = keys if len(keys) == 1 else Counter[str]()
         with self._counting:
@@ -187,26 +189,28 @@ class TransactedFunctionSink:
         try:
             await self._call(list(changes) if self._signature.is_batch else changes[0], transaction)
         except UnavailableError as error:
-            # The handler has met an outage of something else: the flow would take it for one of the ledger.
+            # The handler could not reach some other service. As `UnavailableError`, the flow would take it for an
+            # outage of the ledger.
             raise TransientError(str(error)) from error
 
     async def _call(self, argument: Any, transaction: Transaction) -> None:
         if self._signature.is_async:
-            await _finished(self._handler(argument, transaction))
+            await _wait_for(self._handler(argument, transaction))
             return
         running = asyncio.ensure_future(asyncio.to_thread(self._handler, argument, transaction))
         try:
-            await _finished(asyncio.shield(running))
+            await _wait_for(asyncio.shield(running))
         finally:
-            # A thread cannot be stopped: the transaction may not end before it has, or its writes would go astray.
+            # A thread cannot be stopped. The transaction must not end before the handler does: later writes would go
+            # into another transaction on the same connection.
             await asyncio.wait([running])
 
 
-async def _finished(running: Awaitable[object]) -> None:
-    """Wait for a handler. One that cancels itself has failed; only its own claim can cancel the worker."""
+async def _wait_for(running: Awaitable[object]) -> None:
+    """Wait for a handler. If it is cancelled but the worker's task is not, it cancelled itself, which is a failure."""
     try:
         result = await running
-        # A plain callable may return an awaitable, as decorated ones do: it has not run yet.
+        # A plain callable may return an awaitable, as some decorators do; the handler has not run yet.
         if result is not None and inspect.isawaitable(result):
             result = await result
     except asyncio.CancelledError as error:
@@ -229,7 +233,7 @@ def _failed(error: Exception) -> SinkResult:
 
 
 def certainty_of(error: Exception) -> Certainty:
-    """What is known of a handler's effect after it raised."""
+    """Return what is known about a handler's effect after it raised."""
     if isinstance(error, PermanentError | TransientError | msgspec.ValidationError):
         return Certainty.CLEAN
     if isinstance(error, OutcomeUnknownError | OSError):

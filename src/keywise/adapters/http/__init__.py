@@ -1,1 +1,1 @@
-"""Any HTTP API as a sink, and the client that other adapters share."""
+"""Any HTTP service as a sink, and the HTTP client that other adapters share."""

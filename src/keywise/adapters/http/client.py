@@ -1,4 +1,4 @@
-"""One HTTP server that sinks write to: pooled connections, bounded answers, and what is known after a failure."""
+"""An HTTP client for one server: pools connections, limits responses, and reports whether a request was sent."""
 
 import asyncio
 import base64
@@ -21,39 +21,40 @@ from keywise.core.errors import AddressError, OutcomeUnknownError, UnavailableEr
 from keywise.core.url import SECRET_MIN, Address, redacted
 
 OPTIONS = ("token_env", "ca")
-"""What a URL may say about its server."""
+"""Options of a URL that concern the server."""
 PORTS = {"http": 80, "https": 443}
 CONNECT_S = 10.0
-"""How long a connection may take, its TLS handshake included."""
+"""How long it may take to open a connection, with the TLS handshake."""
 CONNECTIONS_MAX = 100
 IDLE_S = 1.0
-"""A connection that nobody used for longer is made anew: servers close idle ones, some after two seconds, and a
-request that meets the end of its connection may or may not have arrived."""
+"""How long an idle connection is kept. Servers close idle connections, some after two seconds, and a request that meets
+a closing connection may or may not have arrived."""
 ANSWER_MAX = 16 * 1024 * 1024
-WORDS_MAX = 200
-"""Characters of an answer that a cause holds."""
+QUOTE_MAX = 200
+"""The most characters of a response that an error message quotes."""
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 0.1, 600.0
-"""A server that asks for no wait would be asked without pause; one that asks for a day is asked again before."""
+"""Bounds on `Retry-After`: with 0 the sink would retry without a pause, and a day would hide that the server is
+back."""
 _WARNED_BYTES = 1024 * 1024
-"""The client library warns of larger bodies that it is given as one piece."""
+"""The client library warns about a larger body that is passed as bytes; a stream avoids the warning."""
 
 
 class Server(msgspec.Struct, frozen=True):
-    """Where an HTTP server is, and what it is shown to be let in."""
+    """The address of an HTTP server, and the credentials for it."""
 
     scheme: str
     host: str
     port: int
     authorization: str = ""
-    """The value of that header; empty for none."""
+    """The value of the `Authorization` header; empty: no such header."""
     ca: str = ""
-    """A file with the certificates to trust instead of those of the system."""
+    """A file with the certificates to trust instead of the system's."""
     secrets: tuple[str, ...] = ()
-    """What must not be in a message, should the server repeat it."""
+    """Credentials to remove from error messages, because a server may repeat them in a response."""
 
     @property
     def name(self) -> str:
-        """For messages: never with a secret."""
+        """Host and port, for error messages; without credentials."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
@@ -66,18 +67,18 @@ class Server(msgspec.Struct, frozen=True):
 
 
 class HttpResponse(msgspec.Struct, frozen=True):
-    """What a server said to one request."""
+    """A response."""
 
     status: int
     headers: Mapping[str, str]
-    """By their names in lower case."""
+    """By name, in lower case."""
     body: bytes
     is_whole: bool = True
-    """False: the body is longer than the limit, and only its begin is here."""
+    """False if the body was longer than the limit and is cut."""
 
 
 class HttpClient:
-    """Requests to one server. Nothing is tried again here, no redirect is followed, no cookie kept, no proxy used."""
+    """Sends requests to one server. It never retries, follows no redirect, keeps no cookie, and uses no proxy."""
 
     def __init__(self, server: Server, *, connections_max: int = CONNECTIONS_MAX, answer_max: int = ANSWER_MAX) -> None:
         self.name = server.name
@@ -87,9 +88,9 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        trust = _trust(self._server.ca) if self._server.scheme == "https" else True
+        trust = _tls_context(self._server.ca) if self._server.scheme == "https" else True
         tracing = aiohttp.TraceConfig()
-        tracing.on_request_headers_sent.append(_note_sending)
+        tracing.on_request_headers_sent.append(_note_sent)
         headers = {"User-Agent": "keywise", "Accept-Encoding": "identity"}
         if self._server.authorization:
             headers["Authorization"] = self._server.authorization
@@ -104,20 +105,20 @@ class HttpClient:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        assert self._session is not None, "it was opened"
+        assert self._session is not None, "the client was opened"
         await self._session.close()
 
     async def request(
         self, method: str, path: str, *, body: bytes = b"", headers: Mapping[str, str] | None = None, timeout_s: float
     ) -> HttpResponse:
-        """One request. The path is percent-encoded already, and may have a query.
+        """Send one request. The path is percent-encoded already, and may have a query.
 
-        Raises UnavailableError if nothing was sent, and OutcomeUnknownError if the request may have arrived and no
-        whole answer came. Being cancelled, the outcome is unknown as well.
+        Raises `UnavailableError` if nothing was sent, and `OutcomeUnknownError` if the request may have arrived but no
+        complete response came. If the call is cancelled, the outcome is unknown too.
         """
         assert self._session is not None, "the client is not open"
-        assert path.startswith("/"), "a path of this server, whatever is in it"
-        # Encoded already: else the client library would resolve dots and decode what need not be encoded.
+        assert path.startswith("/"), "without the slash, the path could become part of the host"
+        # Otherwise the client library would resolve dot segments, and decode characters that need no encoding.
         url = URL(self._server.origin + path, encoded=True)
         sent = asyncio.Event()
         try:
@@ -133,13 +134,13 @@ class HttpClient:
                 ) as response,
             ):
                 return await self._answer(response)
-        except (aiohttp.ClientError, OSError, TimeoutError, _SecondSendingError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, _RepeatedSendError) as error:
             if sent.is_set():
-                raise OutcomeUnknownError(f"{self.name}: {_why(error, 'no answer in time')}") from error
-            raise UnavailableError(f"{self.name}: {_why(error, 'no connection in time')}") from error
+                raise OutcomeUnknownError(f"{self.name}: {_describe(error, 'no answer in time')}") from error
+            raise UnavailableError(f"{self.name}: {_describe(error, 'no connection in time')}") from error
 
     def discreet(self, message: str) -> str:
-        """A message from this server without what it was shown to let us in."""
+        """Return a message with the credentials replaced by `***`."""
         for secret in sorted(self._server.secrets, key=len, reverse=True):
             message = message.replace(secret, "***")
         return message
@@ -150,26 +151,27 @@ class HttpClient:
             body = await response.content.readexactly(self._answer_max + 1)
         except asyncio.IncompleteReadError as whole:
             return HttpResponse(response.status, headers, whole.partial)
-        # The rest is on its way, so nobody may use this connection again.
+        # The rest of the body is still in the connection, so it must not go back to the pool.
         response.close()
         return HttpResponse(response.status, headers, body[: self._answer_max], is_whole=False)
 
 
-class _SecondSendingError(Exception):
-    """The client library was about to send a request again, whose first sending may have arrived."""
+class _RepeatedSendError(Exception):
+    """The client library was about to repeat a request whose first transmission may have arrived."""
 
 
-async def _note_sending(session: object, context: Any, about: object) -> None:
-    """Called before the first byte of a request is sent."""
+async def _note_sent(session: object, context: Any, about: object) -> None:
+    """Called by the client library before it sends the first byte of a request."""
     sent: asyncio.Event = context.trace_request_ctx
     if sent.is_set():
-        # It would do so over a new connection when the one that it kept has ended, and say nothing of it.
-        raise _SecondSendingError
+        # If a pooled connection turns out to be closed, the client library repeats the request on a new one, and does
+        # not report it.
+        raise _RepeatedSendError
     sent.set()
 
 
-def _why(error: Exception, late: str) -> str:
-    """In words without the URL, which the client library's own often hold."""
+def _describe(error: Exception, late: str) -> str:
+    """Describe an error without the URL, which the client library's own messages often contain."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"its certificate is not trusted: {error.certificate_error}"
     if isinstance(error, aiohttp.ClientConnectorError):
@@ -183,7 +185,7 @@ def _why(error: Exception, late: str) -> str:
     return "the connection was lost"
 
 
-def _trust(ca: str) -> ssl.SSLContext:
+def _tls_context(ca: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca or None)
     except OSError as error:
@@ -191,13 +193,13 @@ def _trust(ca: str) -> ssl.SSLContext:
 
 
 def one_line(text: str) -> str:
-    """The begin of a text, without what is not printable."""
+    """Return the beginning of a text on one line, with printable characters only."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
-    return " ".join(printable.split())[:WORDS_MAX]
+    return " ".join(printable.split())[:QUOTE_MAX]
 
 
 def retry_after_s(answer: HttpResponse) -> float | None:
-    """How long the server asks to be left alone, within bounds; None if it does not say so, or not clearly."""
+    """Return the `Retry-After` of a response in seconds, within bounds; None if it is missing or malformed."""
     header = answer.headers.get("retry-after", "").strip()
     if header.isascii() and header.isdigit():
         wait_s = float(header)
@@ -205,7 +207,7 @@ def retry_after_s(answer: HttpResponse) -> float | None:
         until = _moment(header)
         if until is None:
             return None
-        # By the server's own clock, if it tells it.
+        # Compare with the server's own clock, if the response has a `Date`: the clocks may differ.
         since = _moment(answer.headers.get("date", ""))
         wait_s = until - (time.time() if since is None else since)
     return min(max(wait_s, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
@@ -220,9 +222,9 @@ def _moment(date: str) -> float | None:
 
 
 def server_at(address: Address, scheme: str, options: dict[str, str], port: int | None = None) -> Server:
-    """The server that an address names, `http` or `https`; what `options` say about it is taken out of them.
+    """Return the server of an address; removes the options for the server from `options`.
 
-    `token_env` names a variable of the environment that holds a bearer token, `ca` a file with certificates.
+    `token_env` names an environment variable with a bearer token, `ca` a file with certificates.
     """
     url = redacted(address.url)
     address.check_ports()
@@ -245,7 +247,7 @@ def server_at(address: Address, scheme: str, options: dict[str, str], port: int 
 
 
 _HOST = r"(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}\.?|[0-9a-f.:]+"
-"""A name as DNS knows it, or an address."""
+"""A DNS name or an IP address."""
 
 
 def _token(variable: str) -> str:

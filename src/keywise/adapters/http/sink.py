@@ -1,4 +1,4 @@
-"""Any HTTP service: one request for each change, to the place that a template names."""
+"""An HTTP service as a sink: one request per change, to the URL that a template gives for its key."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from keywise.adapters.http.client import (
     OPTIONS,
-    WORDS_MAX,
+    QUOTE_MAX,
     HttpClient,
     HttpResponse,
     one_line,
@@ -27,44 +27,47 @@ from keywise.core.sink import APPLIED, SUPERSEDED, Grade, Sink, SinkResult
 from keywise.core.url import Address, redacted
 
 ANSWER_MAX = 64 * 1024
-"""Only the begin of an answer is of interest, and only if it is a refusal."""
+"""A response body matters only if the request was refused, and then only its beginning."""
 NOT_FOUND, GONE = 404, 410
-"""To a deletion: there is nothing to delete. But a gateway without a route to the service says 404 too."""
+"""For a deletion, both mean that there is nothing to delete. But a gateway without a route to the service answers 404
+too."""
 ANY = "any"
-"""The value of the option `missing` that takes every 404 for the service's."""
-NOT_LET_IN = frozenset({401, 407})
-"""It is asked with the wrong user or token, or without one: no change is to blame for that."""
-UNREAD = frozenset({408, 425})
-"""The request came too slowly or too early, and was not worked on."""
+"""The value of the option `missing` with which every 404 counts as the service's own."""
+UNAUTHENTICATED = frozenset({401, 407})
+"""The credentials are wrong or missing, which is not the fault of a change."""
+NOT_PROCESSED = frozenset({408, 425})
+"""The request came too slowly or too early, and was not processed."""
 OWN_FAILURES = frozenset({500, 501, 505, 507, 508})
-"""The service itself failed and is done with it; any other 5xx may be a gateway's, and the service still at work."""
+"""The service itself failed and has ended the request. Any other 5xx may come from a gateway while the service still
+processes the request."""
 PAUSE_AFTER_KEYS = 5
-"""Keys in a row that were all sent away for a time: then it is the service as a whole that wants to be left alone."""
-ACTED = {"POST": frozenset({301, 302, 303}), "PUT": frozenset({303}), "DELETE": frozenset({303})}
-"""Redirects that may follow a deed: clients go on with GET after them. After any other one the request is repeated."""
+"""After so many different keys in a row were refused with a delay, the service as a whole counts as overloaded."""
+REDIRECTS_AFTER_WRITE = {"POST": frozenset({301, 302, 303}), "PUT": frozenset({303}), "DELETE": frozenset({303})}
+"""Redirects that a service may answer after it has processed the request: the client goes on with GET. After any other
+redirect, a client repeats the request, so it was not processed."""
 ORDER_HEADERS = ("Keywise-Era", "Keywise-Version", "Keywise-Generation")
 DELETED_HEADER = "Keywise-Deleted"
 
 
 class Contract(msgspec.Struct, frozen=True):
-    """What is agreed with a service."""
+    """How a service expects requests, and what its responses mean."""
 
     place: tuple[str, ...]
-    """The parts of the path, percent-encoded; the key stands between them."""
+    """The parts of the path before, between and after the key, percent-encoded."""
     put: str = "PUT"
     delete: str = "DELETE"
     content_type: str = "application/json"
     timeout_s: float = 10.0
     superseded: int | None = None
-    """The status with which the service refuses what is older than it holds; None if it takes anything."""
+    """The status with which the service refuses an order that is older than its own; None: it accepts every order."""
     forgets_deletions: bool = False
     busy: frozenset[int] = frozenset({429})
-    """With these the service says that it has done nothing, and may do so later."""
+    """Statuses that mean: not processed, try again later."""
     missing: str | None = None
-    """A text that only the service itself puts into a 404; `any`: nobody else answers 404."""
+    """A text that only the service itself puts into a 404; `any`: no gateway answers 404."""
 
     def says_missing(self, answer: HttpResponse) -> bool:
-        """Whether the service itself has answered that it holds nothing of the key."""
+        """Whether the service itself, and not a gateway, says that it has nothing for this key."""
         if answer.status != NOT_FOUND:
             return answer.status == GONE
         if answer.headers.get(DELETED_HEADER.lower(), "").lower() == "true":
@@ -78,14 +81,14 @@ class Contract(msgspec.Struct, frozen=True):
 
 
 class DesiredState(msgspec.Struct, frozen=True):
-    """What a service is to hold: something at an order, or nothing."""
+    """What the service should have: a document at an order, or none."""
 
     order: Order
     deleted: bool
 
 
 class HttpSink:
-    """Plain, or conditional if the service itself refuses what is older than it holds."""
+    """A plain sink, or a conditional one if the service refuses an order that is older than its own."""
 
     batch_max = 1
 
@@ -107,16 +110,17 @@ class HttpSink:
         return [await self._apply(change, claim) for change, claim in zip(changes, claims, strict=True)]
 
     async def _apply(self, change: Change[Any], claim: Claim) -> SinkResult:
-        # The claim knows the era; that of a repair has no order of its own.
+        # The claim has the era of the key. The claim of a repair has no order of its own.
         desired = DesiredState(claim.order or change.order, change.deleted)
-        if (misfit := misfit_of(change.key)) is not None:
-            return SinkResult(Outcome.FAILED, misfit, permanent=True)
+        if (fault := key_fault(change.key)) is not None:
+            return SinkResult(Outcome.FAILED, fault, permanent=True)
         if (waits := self._service_pause.busy_result()) is not None:
             return waits
         result = None
         try:
             result = await self._ask(change, desired, claim)
-            # Its claim has to run out, however long the service asks for: so the worker is told that it is away.
+            # After an unknown outcome the claim has to expire, however long the service asks to wait. Without `wait_s`,
+            # the worker backs off as from an unreachable sink.
             return replace(result, wait_s=None) if result.certainty is Certainty.UNKNOWN else result
         finally:
             self._service_pause.record(change.key, result)
@@ -126,7 +130,7 @@ class HttpSink:
         method, path = contract.method_of(desired), quote(change.key, safe="").join(contract.place)
         body, headers = b"", _headers(desired, claim)
         if method != "DELETE":
-            # To send a body with DELETE means nothing, and some servers refuse it.
+            # A body of a DELETE has no meaning in HTTP, and some servers refuse it.
             body, headers["Content-Type"] = change.body, contract.content_type
         try:
             answer = await self._client.request(method, path, body=body, headers=headers, timeout_s=contract.timeout_s)
@@ -134,35 +138,35 @@ class HttpSink:
             return SinkResult(Outcome.BUSY, str(error))
         except OutcomeUnknownError as error:
             return SinkResult(Outcome.FAILED, str(error), certainty=Certainty.UNKNOWN)
-        return judged(answer, desired, contract, self._client.discreet)
+        return result_of_response(answer, desired, contract, self._client.discreet)
 
 
 def _headers(desired: DesiredState, claim: Claim) -> dict[str, str]:
     headers = dict(zip(ORDER_HEADERS, map(str, desired.order), strict=True))
     headers[DELETED_HEADER] = "true" if desired.deleted else "false"
     if claim.token:
-        # There is none while the ledger is down.
+        # Without a ledger (`write-anyway`), there is no token.
         headers["Keywise-Token"] = str(claim.token)
     return headers
 
 
 class ServicePause:
-    """Whether the service as a whole has asked to be left alone: nobody asks before that time, and then one begins.
+    """Pauses all requests while the service as a whole is overloaded; afterwards one request goes first, as a probe.
 
-    A service may limit each document for itself, so one that is sent away says nothing about the others.
+    A service may limit each document separately, so one refused key says nothing about the others.
     """
 
     def __init__(self, clock: Clock = boot_time) -> None:
         self._clock = clock
         self._refused_keys: set[str] = set()
-        """Keys, since it took or refused anything."""
+        """Keys that were refused with a delay since the last definite result."""
         self._cause = ""
         self._until = -math.inf
         self._is_probing = False
-        """Somebody finds out whether it is over."""
+        """Whether a request is under way that probes the end of the pause."""
 
     def busy_result(self) -> SinkResult | None:
-        """What becomes of a change without asking; None if it may be sent, and then `record` has to be called."""
+        """Return the result of a change during a pause; None: send it, and call `record` afterwards."""
         if len(self._refused_keys) < PAUSE_AFTER_KEYS:
             return None
         if self._is_probing or self._clock() < self._until:
@@ -171,7 +175,7 @@ class ServicePause:
         return None
 
     def record(self, key: str, result: SinkResult | None) -> None:
-        """What became of a change that was sent; None if nobody knows."""
+        """Record the result of a change that was sent; None: the call raised or was cancelled."""
         self._is_probing = False
         if result is not None and result.wait_s is not None:
             self._refused_keys.add(key)
@@ -180,10 +184,10 @@ class ServicePause:
             self._refused_keys.clear()
 
 
-def judged(
+def result_of_response(
     answer: HttpResponse, desired: DesiredState, contract: Contract, discreet: Callable[[str], str]
 ) -> SinkResult:
-    """What an answer says about a change. `discreet` takes secrets out of what the service says."""
+    """Return what a response means for a change. `discreet` removes secrets from the quoted text."""
     status = answer.status
     if 200 <= status < 300 or (desired.deleted and contract.says_missing(answer)):
         return APPLIED
@@ -193,16 +197,17 @@ def judged(
     if 300 <= status < 400:
         return _redirected(status, contract.method_of(desired), cause)
     wait_s = retry_after_s(answer)
-    # A 503 may be a gateway's, but a write of unknown outcome does no harm if the service refuses whatever is older.
+    # A 503 may come from a gateway, so the write may still happen. That does no harm if the service refuses older
+    # orders.
     is_harmless = contract.superseded is not None and not contract.forgets_deletions
-    if status in contract.busy | NOT_LET_IN or (status == 503 and wait_s is not None and is_harmless):
+    if status in contract.busy | UNAUTHENTICATED or (status == 503 and wait_s is not None and is_harmless):
         return SinkResult(Outcome.BUSY, cause, wait_s=wait_s)
     if status == NOT_FOUND and desired.deleted:
-        # Applied, if it were the service's; a gateway's would leave the document there for ever.
+        # If the service itself answered, the deletion is done. If a gateway did, the document would stay for ever.
         hint = "a gateway may have said that: name in missing=… what only the service says, or write missing=any"
-        # Not busy: something did answer. A deletion of an absent document has to end, also if no other change succeeds.
+        # Not busy: something did answer. Attempts have to count, so that the deletion of an absent document ends.
         return SinkResult(Outcome.FAILED, f"{cause} ({hint})", certainty=Certainty.UNKNOWN)
-    if status in UNREAD:
+    if status in NOT_PROCESSED:
         return SinkResult(Outcome.FAILED, cause)
     if status in OWN_FAILURES:
         return SinkResult(Outcome.FAILED, cause, certainty=Certainty.ENDED)
@@ -212,26 +217,26 @@ def judged(
 
 
 def _redirected(status: int, method: str, cause: str) -> SinkResult:
-    """Whoever wrote the URL can put that right; no change can."""
-    if status not in ACTED[method]:
+    """Busy, because no change is at fault: the URL has to be corrected."""
+    if status not in REDIRECTS_AFTER_WRITE[method]:
         return SinkResult(Outcome.BUSY, cause)
     fix = "a service that takes a change has to answer 2xx itself"
     return SinkResult(Outcome.BUSY, f"{cause}; it may have been written: {fix}", certainty=Certainty.UNKNOWN)
 
 
 def _refused(answer: HttpResponse, order: Order, cause: str) -> SinkResult:
-    """The service holds something newer, if it tells the truth; if it says which, that is looked at."""
+    """Judge a refusal as superseded by the order that the service reports to have, if it reports one."""
     held = held_order(answer, order)
     if held is None or held > order:
         return SUPERSEDED
     if held == order:
-        # An earlier try arrived though its answer was lost.
+        # An earlier attempt was applied, and its response was lost.
         return APPLIED
     return SinkResult(Outcome.FAILED, f"{cause} (it holds version {held[1]}, which is older)", permanent=True)
 
 
 def held_order(answer: HttpResponse, own: Order) -> Order | None:
-    """The order that a service says it holds; what it leaves out is as in ours. None if it names no version."""
+    """Return the order that the service reports to have; missing parts are as in ours. None without a version."""
     fields = [answer.headers.get(name.lower(), "") for name in ORDER_HEADERS]
     if not fields[1] or not all(re.fullmatch(r"-?[0-9]{1,19}|", number) for number in fields):
         return None
@@ -240,29 +245,29 @@ def held_order(answer: HttpResponse, own: Order) -> Order | None:
 
 
 def _format_response(answer: HttpResponse, discreet: Callable[[str], str]) -> str:
-    """The status, and what else the service says, on one short line without secrets."""
+    """Format the status and the beginning of the body, on one line and without secrets."""
     if 300 <= answer.status < 400:
         return f"{answer.status}: it points to {_target(answer, discreet)}; name that URL, nothing is followed"
-    # Hidden before it is cut, or a part of a secret might stay.
+    # Remove secrets before the text is cut: a part of a secret would not be recognised.
     said = one_line(discreet(answer.body.decode("utf-8", "replace")))
     return f"{answer.status}: {said}" if said else f"{answer.status}"
 
 
 def _target(answer: HttpResponse, discreet: Callable[[str], str]) -> str:
-    """Where a redirect leads, without what may be secret there."""
+    """Return the target of a redirect, without user, password and query, which may be secret."""
     try:
         parts = urlsplit(answer.headers.get("location", ""))
     except ValueError:
         return "no URL"
     host = parts.netloc.rpartition("@")[2]
     target = f"{parts.scheme}://{host}{parts.path}" if host else parts.path
-    return quote(discreet(target), safe="/:%[]*")[:WORDS_MAX] or "nowhere"
+    return quote(discreet(target), safe="/:%[]*")[:QUOTE_MAX] or "nowhere"
 
 
-def misfit_of(key: str) -> str | None:
-    """Why a key has no safe place in a path; None if it has one.
+def key_fault(key: str) -> str | None:
+    """Return why a key cannot be part of a path; None if it can.
 
-    Whatever lies between may decode a path and resolve its dots, so that the request ends up elsewhere.
+    A proxy may decode the path and resolve its dots, so that the request would reach another document.
     """
     if any(part in (".", "..") for part in re.split(r"[/\\]", key)):
         return (
@@ -272,9 +277,9 @@ def misfit_of(key: str) -> str | None:
 
 
 def connect(address: Address) -> Sink:
-    """`https://host/path/{key}`, where each key has its place.
+    """Make the sink for `https://host/path/{key}`.
 
-    The other options are in docs/how-to/http.md.
+    docs/how-to/http.md describes the options.
     """
     known = ("grade", "superseded", "forgets_deletions", "put", "delete", "content_type", "timeout", "busy", "missing")
     options = address.take(*known, *OPTIONS)
@@ -333,7 +338,7 @@ def _missing(url: str, text: str | None) -> str | None:
 
 
 def _one_of(url: str, options: dict[str, str], name: str, *known: str) -> str:
-    """The value of an option; the first of those that are known if it is not given."""
+    """Return the value of an option, which has to be one of `known`; by default the first of these."""
     value = options.get(name, known[0])
     if value not in known:
         raise AddressError(f"{url}: {name}={value} is unknown; write {' or '.join(known)}")

@@ -1,1 +1,1 @@
-"""OpenSearch and Elasticsearch as a sink."""
+"""OpenSearch and Elasticsearch as a sink: documents with external versions, written by bulk requests."""

@@ -1,4 +1,4 @@
-"""What OpenSearch and Elasticsearch are told, and what their answers mean: bulk lines, items, conflicts, pressure."""
+"""Requests to OpenSearch and Elasticsearch, and what their responses mean: bulk lines, items, conflicts, overload."""
 
 import enum
 import math
@@ -18,10 +18,10 @@ from keywise.core.errors import AddressError
 from keywise.core.sink import APPLIED, SUPERSEDED, SinkResult
 
 NEWER, NOT_OLDER = b"external", b"external_gte"
-"""What the engine lets pass: a version above the one that it holds, or one that is not below it."""
+"""Version types: the engine accepts only a higher version than it has, or an equal one too."""
 CONFLICT, TOO_MANY, UNAVAILABLE = 409, 429, 503
 NOT_FOUND = "index_not_found_exception"
-CLOSED = frozenset(
+INDEX_UNAVAILABLE = frozenset(
     {
         "cluster_block_exception",
         "index_closed_exception",
@@ -30,12 +30,12 @@ CLOSED = frozenset(
         "unavailable_shards_exception",
     }
 )
-"""Somebody has closed, removed or locked the index, or a part of it is away: no change is to blame for that."""
+"""The index is closed, removed or blocked, or a shard is down; this is not the fault of a change."""
 BACKOFF_S, BACKOFF_MAX_S = 0.1, 5.0
 NAME_MAX_BYTES = 255
 
 
-# What is told.
+# Requests.
 
 
 class Action(msgspec.Struct, frozen=True, gc=False):
@@ -48,49 +48,49 @@ class Action(msgspec.Struct, frozen=True, gc=False):
 
 
 def action_of(change: Change[Any], claim: Claim, held: Mapping[str, int]) -> Action | SinkResult:
-    """The lines of a change, or what became of it without asking; `held` has the versions of removals."""
+    """Return the lines of a change, or its result if no request is needed; `held` has the versions for removals."""
     if is_removal(change):
-        # Whatever is there goes, unless it becomes newer meanwhile.
+        # Delete at the version that was just read. The engine refuses this if a newer version arrives meanwhile.
         return _deletion(change.key, held[change.key], NOT_OLDER) if change.key in held else APPLIED
-    # Upstream names no era; the claim does.
+    # A message has no era; the claim has the era of the key.
     era, version, generation = claim.order or change.order
     if era > 0:
-        return _hopeless(
+        return _permanent(
             f"the key is in era {era}, and an index has one number per document, without room for an era; "
             "send the new numbering to a fresh index, as a pipeline with a new name"
         )
     if version < 0:
-        return _hopeless(f"version {version} is below 0, and the engine takes versions from 0 on")
-    # A repair, which has a claim without an order, and an operator write at the version that is there.
+        return _permanent(f"version {version} is below 0, and the engine takes versions from 0 on")
+    # A repair (its claim has no order) and an operator's command write again at the version that the index has.
     rule = NOT_OLDER if generation > 0 or claim.order is None else NEWER
     if change.deleted:
         return _deletion(change.key, version, rule)
     try:
         body = line_of(change.body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        return _hopeless(f"the body is no JSON object: {error}")
+        return _permanent(f"the body is no JSON object: {error}")
     return Action(change.key, False, version, _PUT % (b"index", _encoded(change.key), version, rule, body))
 
 
 def is_removal(change: Change[Any]) -> bool:
-    """Whether a key is removed of which no version is known, by an operator or a repair."""
+    """Whether an operator or a repair removes a key whose version is unknown."""
     return change.deleted and change.order[1] == VERSION_MIN
 
 
 def line_of(body: bytes) -> bytes:
-    """A JSON object as it is, or without the line breaks between its parts; raises if it is none."""
+    """Return a JSON object on one line, unchanged if it has no line breaks; raises if it is not an object."""
     _OBJECT.decode(body)
     return msgspec.json.format(body, indent=-1) if b"\n" in body else body
 
 
-def first_part(actions: Sequence[Action], count: int, bytes_max: int) -> Sequence[Action]:
-    """As many from the begin as fit into a request; one that is too large for any goes alone."""
+def first_batch(actions: Sequence[Action], count: int, bytes_max: int) -> Sequence[Action]:
+    """Return the first actions that fit into one request; an action that is too large goes alone."""
     sizes = list(accumulate(len(action.lines) for action in actions[:count]))
     return actions[: max(1, bisect_right(sizes, bytes_max))]
 
 
 def index_of(path: str, example: str) -> str:
-    """The name of the index in the path of a URL; `example` shows a right URL."""
+    """Return the index that the path of a URL names; `example` is a correct URL for the error message."""
     name = path.removeprefix("/")
     if not name:
         raise AddressError(f"the URL names no index; write for example {example}")
@@ -110,15 +110,15 @@ _encoded = msgspec.json.Encoder().encode
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def _hopeless(cause: str) -> SinkResult:
+def _permanent(cause: str) -> SinkResult:
     return SinkResult(Outcome.FAILED, cause, permanent=True)
 
 
-# What is said.
+# Responses.
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why something was refused, in the engine's words."""
+    """The engine's reason for a refusal."""
 
     type: str = ""
     reason: str | None = None
@@ -130,21 +130,21 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Item(msgspec.Struct, frozen=True):
-    """What became of one action."""
+    """The response to one action."""
 
     status: int
     error: Reason | None = None
 
 
 class Items(msgspec.Struct, frozen=True):
-    """The answer to a bulk request."""
+    """The response to a bulk request."""
 
     errors: bool
     items: list[dict[str, Item]] = []
 
 
 class Document(msgspec.Struct, frozen=True):
-    """What the index holds of one key."""
+    """The document of one key, in the response to a multi-get."""
 
     key: str = msgspec.field(name="_id")
     found: bool = False
@@ -154,13 +154,13 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class Documents(msgspec.Struct, frozen=True):
-    """The answer to a multi-get."""
+    """The response to a multi-get."""
 
     docs: list[Document] = []
 
 
 class Index(msgspec.Struct, frozen=True):
-    """What an index is also called."""
+    """An index with its aliases."""
 
     aliases: dict[str, msgspec.Raw] = {}
 
@@ -177,52 +177,53 @@ _read_refusal = msgspec.json.Decoder(_Refusal).decode
 
 
 class Conflict(enum.Enum):
-    """A refusal because of a version that has to be looked into."""
+    """A version conflict that can be judged only after the document's version has been read."""
 
     EQUAL = enum.auto()
-    """This very version is there already."""
+    """The index has this version already."""
     UNCLEAR = enum.auto()
-    """The engine does not say which version is there."""
+    """The engine does not say which version the index has."""
     CONTRARY = enum.auto()
-    """The engine says that a lower version is there, which would be no conflict."""
+    """The engine reports a lower version, which would not be a conflict."""
 
 
-def judged(action: Action, item: Item) -> SinkResult | Conflict:
-    """What became of an action."""
+def result_of(action: Action, item: Item) -> SinkResult | Conflict:
+    """Return the result of an action, or the conflict that has to be resolved first."""
     error = item.error
     if error is None:
-        # A deletion of what is not there has the status 404, and is no error.
+        # The deletion of an absent document has the status 404, and no error.
         return APPLIED
     if item.status == CONFLICT:
-        return _conflicting(action, error.reason or "")
-    if item.status in (TOO_MANY, UNAVAILABLE) or error.type in CLOSED or is_astray(error):
+        return _conflict(action, error.reason or "")
+    if item.status in (TOO_MANY, UNAVAILABLE) or error.type in INDEX_UNAVAILABLE or is_misdirected(error):
         return SinkResult(Outcome.BUSY, str(error))
     if 400 <= item.status < 500:
-        return _hopeless(str(error))
+        return _permanent(str(error))
     return SinkResult(Outcome.FAILED, str(error), certainty=Certainty.ENDED)
 
 
-def is_astray(error: Reason) -> bool:
-    """Whether the name does not lead to one index any more: it is gone, or an alias stands for several."""
+def is_misdirected(error: Reason) -> bool:
+    """Whether the name no longer stands for one index: it is gone, or it is an alias of several."""
     has_several = (error.reason or "").startswith("no write index is defined for alias")
     return error.type == NOT_FOUND or (error.type == "illegal_argument_exception" and has_several)
 
 
-def _conflicting(action: Action, reason: str) -> SinkResult | Conflict:
-    # At the end, because the text begins with the key.
+def _conflict(action: Action, reason: str) -> SinkResult | Conflict:
+    # Match at the end: the reason begins with the key, which may contain anything.
     match = re.search(r"current version \[(\d+)\] is higher [a-z ]*the one provided \[\d+\]$", reason)
     if match is None:
         return Conflict.UNCLEAR
     current = int(match[1])
     if current != action.version:
         return SUPERSEDED if current > action.version else Conflict.CONTRARY
-    # An earlier try has arrived though its answer was lost. A put is looked for all the same: an operator who removes
-    # a key that the ledger does not know deletes at the version that is there.
+    # For a deletion: an earlier attempt was applied, and its response was lost. For a put, read the document first: an
+    # operator who removes a key that the ledger does not know deletes at the version that the index has, and this
+    # version may be that deletion.
     return APPLIED if action.deleted else Conflict.EQUAL
 
 
-def looked_into(action: Action, conflict: Conflict, held: int | None) -> SinkResult:
-    """What a conflict means, with the version that is held now; None: no document is there."""
+def result_of_conflict(action: Action, conflict: Conflict, held: int | None) -> SinkResult:
+    """Return the result of a conflict, given the version that the index has now; None: it has no document."""
     if held is not None and held >= action.version:
         return APPLIED if held == action.version else SUPERSEDED
     if held is not None or conflict is Conflict.CONTRARY:
@@ -240,27 +241,27 @@ CONTRADICTED = SinkResult(
 
 
 def cause_of(answer: HttpResponse, discreet: Callable[[str], str]) -> str:
-    """Why a whole request was refused. `discreet` takes secrets out of what the server says."""
+    """Return why a whole request was refused. `discreet` removes secrets from the quoted text."""
     words = str(_refusal_of(answer).error) or answer.body.decode("utf-8", "replace")
-    # Hidden before it is cut, or a part of a secret might stay.
+    # Remove secrets before the text is cut: a part of a secret would not be recognised.
     text = one_line(discreet(words))
     return f"status {answer.status}{f', {text}' if text else ''}"
 
 
 def refused(answer: HttpResponse, cause: str) -> SinkResult:
-    """What it means for a change that its whole request was refused."""
+    """Return the result of a change whose whole request was refused."""
     if answer.status in (400, 413):
-        return _hopeless(cause)
-    # The engine's own errors have a type, and repeat their status.
+        return _permanent(cause)
+    # An error of the engine itself has a type and repeats the status; a gateway's has neither.
     refusal = _refusal_of(answer)
     is_of_engine = isinstance(refusal.error, Reason) and refusal.error.type != "" and refusal.status == answer.status
     if answer.status < 500 or (is_of_engine and answer.status == UNAVAILABLE):
-        # Rights, addresses and limits concern every change, and none of them is to blame.
+        # Permissions, addresses and limits concern every change, so none of them is at fault.
         return SinkResult(Outcome.BUSY, cause)
     if is_of_engine or answer.status == 500:
         certainty = Certainty.ENDED if is_of_engine and answer.status == 500 else Certainty.UNKNOWN
         return SinkResult(Outcome.FAILED, cause, certainty=certainty)
-    # A gateway answers in place of the engine, which may still be at it.
+    # A gateway answered, and the engine may still process the request.
     return SinkResult(Outcome.BUSY, cause, certainty=Certainty.UNKNOWN)
 
 
@@ -271,15 +272,15 @@ def _refusal_of(answer: HttpResponse) -> _Refusal:
         return _Refusal()
 
 
-# What it bears.
+# Overload.
 
 
 class AdaptiveLimit:
-    """How much the engine bears: it is left alone after a refusal, and gets fewer changes until it copes again."""
+    """Adapts to the load that the engine accepts: pauses after a refusal, and changes the size of requests."""
 
     def __init__(self, limit_max: int, clock: Clock = boot_time) -> None:
         self.limit = limit_max
-        """Changes in one request, at the most."""
+        """The most changes in one request."""
         self.cause = ""
         self._limit_max = limit_max
         self._clock = clock
@@ -288,18 +289,19 @@ class AdaptiveLimit:
 
     @property
     def wait_s(self) -> float:
-        """How long it is to be left alone; not above zero if it is not."""
+        """The rest of the pause; zero or less if there is none."""
         return self._until - self._clock()
 
     def record_refusal(
         self, cause: str, *, wait_s: float | None = None, is_crowded: bool, is_whole: bool = True
     ) -> None:
-        """It could not take changes: all of a request (`is_whole`), or some; too many at once (`is_crowded`), or none.
+        """Start or prolong the pause after a refusal.
 
-        `wait_s` is what it asked for itself.
+        `is_whole`: the engine refused all changes of a request, not only some. `is_crowded`: it refused because there
+        were too many at once. `wait_s`: the pause that it asked for.
         """
         if self.wait_s <= 0:
-            # Requests that were sent beside one that was refused say nothing new.
+            # Requests that were already under way when the pause began report the same overload again.
             self._refusals += is_whole
             self.limit = max(1, self.limit // 2) if is_crowded else self.limit
         self.cause = cause
@@ -307,7 +309,7 @@ class AdaptiveLimit:
         self._until = max(self._until, self._clock() + (backoff_s if wait_s is None else wait_s))
 
     def record_success(self, changes: int) -> None:
-        """It took a request; only one that was as large as it may be tells that a larger one can be tried."""
+        """Record a request without a refusal. Only one at the limit shows that the limit may be raised."""
         self._refusals = 0
         if changes >= self.limit:
             self.limit = min(self._limit_max, self.limit + max(1, self.limit // 4))

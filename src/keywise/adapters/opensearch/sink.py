@@ -1,7 +1,7 @@
-"""An index of OpenSearch or Elasticsearch: bulk requests with external versions, so that the engine refuses the older.
+"""An index of OpenSearch or Elasticsearch: bulk requests with external versions, so the engine refuses older ones.
 
-The engine forgets deletions after a while (`index.gc_deletes`, a minute by default) and when it restarts; the ledger's
-tombstones do not.
+The engine forgets deletions after a while (`index.gc_deletes`, by default a minute) and when it restarts. The ledger's
+tombstones stay.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,16 +20,16 @@ from keywise.adapters.opensearch.documents import (
     Document,
     action_of,
     cause_of,
-    first_part,
+    first_batch,
     index_of,
-    is_astray,
+    is_misdirected,
     is_removal,
-    judged,
-    looked_into,
     read_documents,
     read_indexes,
     read_items,
     refused,
+    result_of,
+    result_of_conflict,
 )
 from keywise.core.change import Change, Outcome
 from keywise.core.entry import Certainty, Claim
@@ -44,19 +44,19 @@ BATCH_MAX = 500
 REQUEST_MAX_BYTES = 5 * 1024 * 1024
 TIMEOUT_S = 30.0
 SHARD_WAIT = "10s"
-"""How long the engine waits for a part of the index that is away. Its own minute is longer than claims last."""
-LOOK_S = 5.0
-"""How long the index is looked for when a pipeline is opened, perhaps only to ask its ledger."""
+"""How long the engine waits for a shard that is down. Its default, a minute, is longer than a claim."""
+FIND_S = 5.0
+"""How long the start of a pipeline waits for the index: a command that only asks the ledger should not wait for it."""
 READ_MAX = 100
-"""Documents that are read at once."""
+"""The most documents in one read."""
 ANSWER_MAX_BYTES = 64 * 1024 * 1024
-TOLD = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by.reason"
+FILTER_PATH = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by.reason"
 LINES = {"Content-Type": "application/x-ndjson"}
 JSON = {"Content-Type": "application/json"}
 
 
 class OpenSearchSink:
-    """Documents whose id is the key and whose version is that of the change; the body is the document, byte by byte."""
+    """Writes documents: the id is the key, the version is the change's, and the body is stored byte by byte."""
 
     grade = Grade.CONDITIONAL
     forgets_deletions = True
@@ -70,29 +70,30 @@ class OpenSearchSink:
         self._bytes_max = request_max_bytes
         self._adaptive_limit = AdaptiveLimit(batch_max)
         self._is_known = False
-        """The index was seen."""
+        """Whether the sink has found the index, so that a write does not create it."""
         self._is_alias = False
 
     async def __aenter__(self) -> Self:
         async with opening(self._client):
-            # It is looked for again before the first write; whoever only asks the ledger need not wait.
+            # An engine that is down does not stop the start: `apply` looks again, and many commands need only the
+            # ledger.
             with suppress(UnavailableError):
-                await self._look()
+                await self._find_index()
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self._client.__aexit__()
 
-    # Write.
+    # Writing.
 
     async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         if self._adaptive_limit.wait_s > 0:
-            return [self._waits()] * len(changes)
+            return [self._paused()] * len(changes)
         try:
-            await self._look()
+            await self._find_index()
             held = await self._versions(change.key for change in changes if is_removal(change))
         except KeywiseError as error:
-            return [self._held_back(str(error))] * len(changes)
+            return [self._pause(str(error))] * len(changes)
         planned = [action_of(change, claim, held) for change, claim in zip(changes, claims, strict=True)]
         results = iter(await self._write([one for one in planned if isinstance(one, Action)]))
         return [one if isinstance(one, SinkResult) else next(results) for one in planned]
@@ -100,24 +101,25 @@ class OpenSearchSink:
     async def _write(self, actions: Sequence[Action]) -> list[SinkResult]:
         results: list[SinkResult] = []
         while rest := actions[len(results) :]:
-            results += await self._send(first_part(rest, self._adaptive_limit.limit, self._bytes_max))
+            results += await self._send(first_batch(rest, self._adaptive_limit.limit, self._bytes_max))
         return results
 
     async def _send(self, actions: Sequence[Action]) -> list[SinkResult]:
-        """One request, or two halves of it if it was too much."""
+        """Send one request; if the engine refuses it as too large or malformed, send its halves."""
         if self._adaptive_limit.wait_s > 0:
-            return [self._waits()] * len(actions)
+            return [self._paused()] * len(actions)
         body = b"".join([action.lines for action in actions])
-        # Of an alias it can be said that it must exist; an index that is removed meanwhile would be made anew.
-        query = f"filter_path={TOLD}&timeout={SHARD_WAIT}{'&require_alias=true' if self._is_alias else ''}"
+        # For an alias, the engine can refuse to create an index. There is no such option for an index: one that is
+        # removed meanwhile would be created again.
+        query = f"filter_path={FILTER_PATH}&timeout={SHARD_WAIT}{'&require_alias=true' if self._is_alias else ''}"
         try:
             answer = await self._ask("_bulk", query, body, LINES)
         except UnavailableError as error:
-            return [self._held_back(str(error))] * len(actions)
+            return [self._pause(str(error))] * len(actions)
         except OutcomeUnknownError as error:
             return [_unknown(str(error))] * len(actions)
         if answer.status == 200:
-            return await self._judged(actions, answer)
+            return await self._results_of(actions, answer)
         if answer.status in (400, 413) and len(actions) > 1:
             if answer.status == 413:
                 self._bytes_max = min(self._bytes_max, max(1, len(body) // 2))
@@ -129,7 +131,7 @@ class OpenSearchSink:
             self._adaptive_limit.record_refusal(result.cause, wait_s=retry_after_s(answer), is_crowded=is_crowded)
         return [result] * len(actions)
 
-    async def _judged(self, actions: Sequence[Action], answer: HttpResponse) -> list[SinkResult]:
+    async def _results_of(self, actions: Sequence[Action], answer: HttpResponse) -> list[SinkResult]:
         try:
             reply = read_items(answer.body)
         except (msgspec.MsgspecError, UnicodeError) as error:
@@ -139,11 +141,11 @@ class OpenSearchSink:
             return [APPLIED] * len(actions)
         if len(reply.items) != len(actions):
             return [_unknown(f"{len(reply.items)} answers to {len(actions)} changes")] * len(actions)
-        items = [item for told_of_one in reply.items for item in told_of_one.values()]
-        verdicts = [judged(action, item) for action, item in zip(actions, items, strict=True)]
-        if any(item.error is not None and is_astray(item.error) for item in items):
-            self._is_known = False  # It is looked for again, which says what is wrong.
-        # Some of a request may have been too much, or a part of the index may be away.
+        items = [item for item_by_action in reply.items for item in item_by_action.values()]
+        verdicts = [result_of(action, item) for action, item in zip(actions, items, strict=True)]
+        if any(item.error is not None and is_misdirected(item.error) for item in items):
+            self._is_known = False  # The next `apply` looks for the index again, and reports what is wrong.
+        # The engine may refuse a part of a request: its queue was full, or a shard was down.
         waiting = [one.cause for one in verdicts if isinstance(one, SinkResult) and one.outcome is Outcome.BUSY]
         if waiting:
             is_crowded = any(item.status == TOO_MANY for item in items)
@@ -151,9 +153,9 @@ class OpenSearchSink:
             self._adaptive_limit.record_refusal(waiting[0], is_crowded=is_crowded, is_whole=is_whole)
         else:
             self._adaptive_limit.record_success(len(items))
-        return await self._without_conflicts(actions, verdicts)
+        return await self._resolve_conflicts(actions, verdicts)
 
-    async def _without_conflicts(
+    async def _resolve_conflicts(
         self, actions: Sequence[Action], verdicts: Sequence[SinkResult | Conflict]
     ) -> list[SinkResult]:
         pairs = list(zip(actions, verdicts, strict=True))
@@ -163,27 +165,27 @@ class OpenSearchSink:
             waits = SinkResult(Outcome.BUSY, str(error))
             return [waits if isinstance(verdict, Conflict) else verdict for verdict in verdicts]
         return [
-            looked_into(action, verdict, held.get(action.key)) if isinstance(verdict, Conflict) else verdict
+            result_of_conflict(action, verdict, held.get(action.key)) if isinstance(verdict, Conflict) else verdict
             for action, verdict in pairs
         ]
 
-    # Back-pressure.
+    # Pausing.
 
-    def _waits(self) -> SinkResult:
+    def _paused(self) -> SinkResult:
         return SinkResult(Outcome.BUSY, self._adaptive_limit.cause)
 
-    def _held_back(self, cause: str) -> SinkResult:
-        """Nothing was sent."""
+    def _pause(self, cause: str) -> SinkResult:
+        """Start a pause after an error that came before the write; the changes are busy, because nothing was sent."""
         self._adaptive_limit.record_refusal(cause, is_crowded=False)
-        return self._waits()
+        return self._paused()
 
-    # Read.
+    # Reading.
 
     async def read(self, keys: Sequence[str]) -> Mapping[str, Content]:
         found: dict[str, Content] = {}
         for start in range(0, len(keys), READ_MAX):
             for document in await self._documents(keys[start : start + READ_MAX], "_source=true"):
-                # An index may keep no bodies; then nothing of them can be compared.
+                # An index may store no bodies (`_source` is off); then there is nothing to compare.
                 found[document.key] = Content(bytes(document.body) or {}, document.version)
         return found
 
@@ -193,7 +195,7 @@ class OpenSearchSink:
         return {document.key: document.version for document in found if document.version is not None}
 
     async def _documents(self, keys: Sequence[str], query: str) -> list[Document]:
-        """What is there of these keys, as it is now and not as searches see it."""
+        """Read the documents of these keys in real time, not from the last refresh as a search would."""
         with self._reading():
             answer = await self._ask("_mget", query, msgspec.json.encode({"ids": keys}), JSON)
             if not answer.is_whole and len(keys) > 1:
@@ -208,20 +210,20 @@ class OpenSearchSink:
 
     # The index.
 
-    async def _look(self) -> None:
-        """Find the index, once: a bulk request would make one that is missing, with types that it guesses."""
+    async def _find_index(self) -> None:
+        """Look for the index, once: a bulk request would create a missing one, with guessed field types."""
         if self._is_known:
             return
         with self._reading():
-            answer = await self._client.request("GET", f"{self._path}/_alias", timeout_s=min(self._timeout_s, LOOK_S))
+            answer = await self._client.request("GET", f"{self._path}/_alias", timeout_s=min(self._timeout_s, FIND_S))
             if answer.status == 403:
-                self._is_known = True  # Not everybody may ask; then it is believed to be there.
+                self._is_known = True  # This user may not ask, so the sink assumes that the index exists.
                 return
             self._check(answer)
             indexes = read_indexes(answer.body)
         self._is_alias = self._index not in indexes
         if self._is_alias and [self._index in index.aliases for index in indexes.values()] != [True]:
-            # In several indexes one key could be several documents.
+            # With several indexes, one key could have several documents.
             raise DatabaseError(
                 f"{self._index} is neither an index nor an alias of one index, but stands for "
                 f"{', '.join(sorted(indexes)) or 'none'}; let it stand for one"
@@ -230,7 +232,7 @@ class OpenSearchSink:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """What is only read has no outcome to be unknown: it can be asked for again."""
+        """Turn an unknown outcome into `UnavailableError`: a read has no effect, so it can be repeated."""
         try:
             yield
         except OutcomeUnknownError as error:
@@ -262,7 +264,7 @@ class OpenSearchSink:
 
 
 def connect(address: Address) -> Sink:
-    """`opensearch://user:password@host:9200/INDEX`; with `opensearchs` the connection is encrypted."""
+    """Make the sink for `opensearch://user:password@host:9200/INDEX`; `opensearchs` is encrypted."""
     options = address.take("batch_max", "request_max_bytes", "timeout", *OPTIONS)
     scheme = "https" if address.scheme.endswith("searchs") else "http"
     server = server_at(address, scheme, options, PORT)

@@ -1,4 +1,4 @@
-"""One RabbitMQ broker that queues live in: how it is reached, channels whose answers can be awaited, its refusals."""
+"""One RabbitMQ broker: how to connect to it, channels whose replies can be awaited, and its errors as ours."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
-from keywise.adapters.rabbitmq.connection import Connection, Taker
+from keywise.adapters.rabbitmq.connection import Connection, DeliveryHandler
 from keywise.adapters.rabbitmq.frames import settlement
 from keywise.adapters.rabbitmq.heartbeat import BrokerHeartbeat
 from keywise.adapters.rabbitmq.management import ManagementApi
@@ -30,23 +30,24 @@ from keywise.core.url import Address, redacted
 
 CONNECT_S = 10.0
 ANSWER_S = 60.0
-"""How long an answer may take before the broker counts as unreachable."""
+"""How long a reply may take before the broker counts as unreachable."""
 BLOCKED_S = 30.0
-"""How long a broker that is short of memory or disk may refuse to read."""
+"""How long a broker that is short of memory or disk may block a connection before it counts as unreachable."""
 CLOSE_S = 5.0
 OLDEST = (3, 10)
 TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 OPTIONS = ("heartbeat", *TLS_OPTIONS)
-"""What a URL may say about the connection."""
+"""Options of a URL that concern the connection."""
 HEARTBEAT_MAX_S = 65_535
 HEARTBEATS_PER_LEASE = 3
-"""A broker gives up a connection after one to two intervals of silence, so before a lease is over."""
+"""Heartbeat intervals per lease. A broker drops a connection after one to two silent intervals, so within a lease."""
 HEARTBEAT_MIN_S = 2
-"""A shorter interval is not derived from a lease: a machine that is busy for a moment would lose its connections."""
+"""The shortest interval that is derived from a lease: with less, a machine that is busy for a moment would lose its
+connections."""
 REFUSED, NOT_FOUND, LOCKED, PRECONDITION, NOT_ALLOWED, NOT_IMPLEMENTED = 403, 404, 405, 406, 530, 540
-"""What a broker says when it does not do something; a client's own mistakes aside."""
+"""Reply codes of AMQP with which a broker refuses a request."""
 
-# What it says is told by our errors and events. Whoever wants to read it sets a level.
+# keywise reports failures by its own errors and events, so the client library's log is off unless a level is set.
 if (_log := logging.getLogger("pika")).level == logging.NOTSET:
     _log.setLevel(logging.CRITICAL)
 
@@ -59,24 +60,25 @@ class Liveness(msgspec.Struct, frozen=True):
 
     @property
     def heartbeat_s(self) -> int:
-        """The longest interval of heartbeats."""
+        """The longest heartbeat interval that follows the lease."""
         return min(HEARTBEAT_MAX_S, max(HEARTBEAT_MIN_S, int(self.lease_s / HEARTBEATS_PER_LEASE)))
 
 
 class Broker:
-    """A broker as this process knows it; sources of one app share it, and each has connections of its own."""
+    """One broker; the sources of an app share this object, and each source has connections of its own."""
 
     def __init__(self, url: str, options: tuple[tuple[str, str], ...] = ()) -> None:
         self.name = redacted(url)
         self.subscriptions: set[Any] = set()
-        """What this process takes from; nobody else can tell what it holds."""
+        """The subscriptions of this process. A broker does not report what a consumer holds, so `depth`
+        counts it here."""
         self.made: set[str] = set()
-        """Delay queues that this process has made."""
+        """Delay queues that this process has declared and that did not exist before."""
         self._url = url
         self._options = dict(options)
 
     def parameters(self, purpose: str, liveness: Liveness | None = None) -> Any:
-        """How a connection is made; files of certificates are read now."""
+        """Return the parameters of a connection; reads the certificate files now."""
         parts = urlsplit(self._url)
         is_encrypted = parts.scheme == "amqps"
         user, password = unquote(parts.username or "guest"), unquote(parts.password or "guest")
@@ -95,19 +97,19 @@ class Broker:
         )
 
     def management(self, url: str) -> ManagementApi:
-        """The management API at a URL, asked as the user of the broker."""
+        """The management API at a URL, with the credentials of the broker's URL."""
         context = self._tls() if url.startswith("https:") else None
         return ManagementApi(url, self.name, self.parameters("managing"), context)
 
     def _heartbeat_s(self, liveness: Liveness | None) -> int | None:
-        """The interval that the client asks for; None: the broker decides."""
+        """The heartbeat interval that the client proposes; None: the broker decides."""
         given = self._options.get("heartbeat")
         limits = [int(seconds(given))] if given else []
         limits += [liveness.heartbeat_s] if liveness is not None else []
         return min(limits, default=None)
 
     def _tls(self) -> ssl.SSLContext:
-        """The broker has to show a certificate that is trusted, for its own name."""
+        """A TLS context that requires a trusted certificate for the broker's host name."""
         try:
             context = ssl.create_default_context(cafile=self._options.get("ssl_ca_certs"))
             if "ssl_certfile" in self._options:
@@ -118,23 +120,23 @@ class Broker:
 
 
 class BrokerLink:
-    """One connection; it is made when somebody needs it, and anew by whoever needs it after it was lost."""
+    """One connection, opened by the first call that needs it, and again by the next call after it was lost."""
 
     def __init__(self, broker: Broker, purpose: str) -> None:
         self.name = broker.name
         self.liveness: Liveness | None = None
-        """What the interval of heartbeats follows; None: as the broker says."""
+        """What the heartbeat interval follows; None: the broker decides."""
         self.connected_at = 0.0
-        """When the connection was made, by the clock of the event loop."""
+        """When the current connection was opened, by the event loop's clock."""
         self.connections = 0
-        """How often one was made."""
+        """How many connections were opened so far."""
         self._broker = broker
         self._purpose = purpose
         self._connection: Any = None
         self._opening = asyncio.Lock()
 
     async def channel(self) -> "Channel":
-        """A new channel."""
+        """Open a channel, and the connection if there is none."""
         async with self._opening:
             if self._connection is None or not self._connection.is_open:
                 self._connection = await self._connect()
@@ -144,7 +146,7 @@ class BrokerLink:
         return await Channel(self.name).opened(connection)
 
     async def ask(self, method: str, **arguments: Any) -> Any:
-        """Call a method on a channel of its own, and return what the broker answers."""
+        """Call a method on a channel of its own, because a refusal closes the channel; return the broker's reply."""
         channel = await self.channel()
         try:
             return await channel.ask(method, **arguments)
@@ -152,12 +154,12 @@ class BrokerLink:
             channel.close()
 
     async def ready(self, queue: str) -> int:
-        """How many messages of a queue are ready."""
+        """Count the ready messages of a queue; raises `DatabaseError` if it does not exist."""
         answer = await self.ask("queue_declare", queue=queue, passive=True)
         return int(answer.method.message_count)
 
     async def close(self) -> None:
-        """Say good-bye if there is time for it; whatever was not acked comes again to somebody."""
+        """Close the connection, and wait a while for the broker to agree; it delivers all unacked messages again."""
         connection, self._connection = self._connection, None
         if connection is None or connection.is_closed:
             return
@@ -200,13 +202,13 @@ class BrokerLink:
 
 
 class Channel:
-    """A channel of the client library, whose answers can be awaited and whose end is noticed."""
+    """A channel of the client library whose replies can be awaited; when it closes, all that wait get the reason."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.raw: Any = None
         self.ended: BaseException | None = None
-        """Why it is over."""
+        """Why the channel was closed; None while it is open."""
         self.on_end: Callable[[], None] = lambda: None
         self._asked: set[asyncio.Future[Any]] = set()
 
@@ -219,11 +221,11 @@ class Channel:
         return self
 
     async def ask(self, method: str, **arguments: Any) -> Any:
-        """Call a method, and return what the broker answers."""
+        """Call a method, and return the broker's reply."""
         return await self.answered(lambda done: getattr(self.raw, method)(callback=done, **arguments))
 
     async def answered(self, call: Callable[[Callable[[Any], None]], None]) -> Any:
-        """What a call is told in the end."""
+        """Run a call that takes a callback, and return what the callback gets."""
         with rabbit_errors(self.name):
             if self.ended is not None:
                 raise self.ended
@@ -236,25 +238,28 @@ class Channel:
             finally:
                 self._asked.discard(answer)
 
-    def hand_to(self, consumer: str, take: Taker) -> None:
-        """Who gets the usual messages of a consumer; by default, and whatever else comes, the client library does."""
-        self.raw.connection.takers[self.raw.channel_number, consumer.encode()] = take
+    def handle_deliveries(self, consumer: str, take: DeliveryHandler) -> None:
+        """Set who gets a consumer's plain deliveries; the client library gets all other frames."""
+        self.raw.connection.delivery_handlers[self.raw.channel_number, consumer.encode()] = take
 
-    def hand_to_nobody(self) -> None:
-        """Leave the messages of all consumers of this channel to the client library."""
-        takers, number = self.raw.connection.takers, self.raw.channel_number
-        for place in [place for place in takers if place[0] == number]:
-            del takers[place]
+    def drop_handlers(self) -> None:
+        """Give the deliveries of all consumers of this channel to the client library again."""
+        delivery_handlers, number = self.raw.connection.delivery_handlers, self.raw.channel_number
+        for place in [place for place in delivery_handlers if place[0] == number]:
+            del delivery_handlers[place]
 
-    def settle(self, method: int, numbers: Sequence[int], together: int) -> None:
-        """Say something of deliveries, of so many together, in one go; nothing if the channel is over."""
-        if self.is_open and numbers:
+    def settle(self, method: int, tags: Sequence[int], cumulative: int) -> None:
+        """Ack or nack deliveries in one write, the first `cumulative` of them by one `multiple` frame.
+
+        Does nothing on a closed channel: the broker delivers its messages again anyway.
+        """
+        if self.is_open and tags:
             with rabbit_errors(self.name):
-                self.raw.connection.write(settlement(self.raw.channel_number, method, numbers, together))
+                self.raw.connection.write(settlement(self.raw.channel_number, method, tags, cumulative))
 
     def close(self) -> None:
         if self.is_open:
-            self.hand_to_nobody()
+            self.drop_handlers()
             self.raw.close()
 
     def _watch(self, raw: Any) -> None:
@@ -263,14 +268,14 @@ class Channel:
 
     def _end(self, _: Any, reason: BaseException) -> None:
         self.ended = reason
-        self.hand_to_nobody()
+        self.drop_handlers()
         for answer in self._asked:
             resolve(answer, reason)
         self.on_end()
 
 
 class rabbit_errors:
-    """Turns errors of the client library into ours, at the edge: what may pass becomes `UnavailableError`."""
+    """Turns errors of the client library into ours; an error that may pass becomes `UnavailableError`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -284,13 +289,13 @@ class rabbit_errors:
 
 
 def translated(error: Exception, name: str) -> Exception:
-    """What an error of the client library is for us; others stay as they are."""
+    """Return our error for one of the client library; other errors are returned as they are."""
     if isinstance(error, KeywiseError):
         return error
-    cause = _innermost(error)
+    cause = _root_cause(error)
     code = refusal_code(cause)
     if isinstance(cause, ProbableAuthenticationError | ProbableAccessDeniedError):
-        return _not_let_in(cause, name)
+        return _login_error(cause, name)
     if isinstance(cause, ConnectionClosedByBroker) and code in _CONNECTION_ADVICE:
         return DatabaseError(f"{name}: {cause.reply_text}; {_CONNECTION_ADVICE[code]}")
     if isinstance(cause, ssl.SSLCertVerificationError):
@@ -298,7 +303,11 @@ def translated(error: Exception, name: str) -> Exception:
             f"{name}: its certificate is not trusted: {cause.verify_message}; name its authority's file with "
             "ssl_ca_certs=, and the host as the certificate does"
         )
-    if isinstance(cause, ChannelClosedByBroker) and code in _CHANNEL_ADVICE and not _may_pass(code, cause.reply_text):
+    if (
+        isinstance(cause, ChannelClosedByBroker)
+        and code in _CHANNEL_ADVICE
+        and not _is_transient(code, cause.reply_text)
+    ):
         return DatabaseError(f"{name}: {cause.reply_text}; {_CHANNEL_ADVICE[code]}")
     if isinstance(cause, ConnectionBlockedTimeout):
         return UnavailableError(f"{name}: the broker takes no messages now, because it is short of memory or disk")
@@ -312,8 +321,8 @@ def translated(error: Exception, name: str) -> Exception:
     return error
 
 
-def _not_let_in(cause: AMQPError, name: str) -> Exception:
-    """The client library takes every end while somebody logs in for a refusal, but a broker that refuses says so."""
+def _login_error(cause: AMQPError, name: str) -> Exception:
+    """Distinguish a refused login from a lost connection: pika reports both as a refusal."""
     if "ConnectionClosedByBroker" not in str(cause):
         return UnavailableError(f"{name}: the connection ended at the login; the broker may be starting or stopping")
     if isinstance(cause, ProbableAuthenticationError):
@@ -321,18 +330,18 @@ def _not_let_in(cause: AMQPError, name: str) -> Exception:
     return DatabaseError(f"{name}: the broker refused the virtual host; {_CONNECTION_ADVICE[NOT_ALLOWED]}")
 
 
-def _may_pass(code: int, text: str) -> bool:
-    """A queue is not found either while the node that leads it is away, and another consumer may want it for itself."""
+def _is_transient(code: int, text: str) -> bool:
+    """Whether a refusal may pass: the leader of the queue is down, or another consumer has exclusive use of it."""
     return (code == NOT_FOUND and "no queue" not in text) or (code == REFUSED and "exclusive use" in text)
 
 
 def refusal_code(error: BaseException | None) -> int:
-    """The number that a broker gave as the reason of an error, or of one of ours made of it; 0 if there is none."""
-    return int(getattr(_innermost(error), "reply_code", 0) or 0) if error is not None else 0
+    """Return the broker's reply code behind an error of the client library or of ours; 0 if there is none."""
+    return int(getattr(_root_cause(error), "reply_code", 0) or 0) if error is not None else 0
 
 
 def broker_at(address: Address, options: dict[str, str]) -> Broker:
-    """The broker that an address names, one for all sources of an app; its options are taken out of `options`."""
+    """Return the broker of an address, shared by all sources of an app; removes the broker's options from `options`."""
     url, parts = redacted(address.url), urlsplit(address.url)
     address.check_ports()
     if not parts.hostname or "," in parts.netloc:
@@ -365,7 +374,7 @@ _CHANNEL_ADVICE = {
 
 
 def resolve(waiting: asyncio.Future[Any], outcome: Any) -> None:
-    """Answer whoever waits, or raise there if the outcome is an error; whoever waited may have gone."""
+    """Set the result of a future, or its exception if the outcome is an error; one that is done is left alone."""
     if waiting.done():
         return
     if isinstance(outcome, BaseException):
@@ -374,8 +383,8 @@ def resolve(waiting: asyncio.Future[Any], outcome: Any) -> None:
         waiting.set_result(outcome)
 
 
-def _innermost(error: BaseException) -> BaseException:
-    """The client library wraps what happened, several times."""
+def _root_cause(error: BaseException) -> BaseException:
+    """The error at the root: the client library wraps errors several times, in attributes, arguments and causes."""
     while True:
         inner = getattr(error, "exceptions", None) or [getattr(error, "exception", None)]
         inner = [one for one in (*inner, *error.args, error.__cause__) if isinstance(one, BaseException)]

@@ -1,4 +1,4 @@
-"""The way of a message through a delay queue of RabbitMQ: which are there, which can be used, what is in them."""
+"""The delay queues of one queue: declares them, publishes to them, and counts their messages."""
 
 import asyncio
 import time
@@ -11,12 +11,13 @@ from keywise.core.errors import DatabaseError, UnavailableError
 
 
 class DelayQueues:
-    """All delay queues of one queue."""
+    """All delay queues of one queue. Only the broker itself moves messages out of them."""
 
     _fresh_s = 2.0
-    """So long nothing is put into a new quorum queue: if the broker crashed then, it would forget what it confirmed."""
+    """How old a quorum queue must be before it is used: a broker that crashes earlier would lose confirmed messages."""
     _absent_s = _fresh_s / 2
-    """So long a queue that was not there is taken to be empty: whoever makes one puts nothing into it before that."""
+    """How long a missing queue counts as empty: a process that declares it publishes nothing to it for longer than
+    that."""
 
     def __init__(self, broker: Broker, link: BrokerLink, publisher: Publisher, queue: str) -> None:
         self._broker = broker
@@ -24,20 +25,20 @@ class DelayQueues:
         self._publisher = publisher
         self._queue = queue
         self._usable_at: dict[str, float] = {}
-        """Delay queues that are there, and from when on they can be trusted."""
+        """From when on a delay queue that exists can be used."""
         self._absent: dict[str, float] = {}
-        """Delay queues that were not there, and until when that is believed."""
+        """Until when a delay queue that did not exist counts as empty."""
         self.found: set[str] = set()
-        """Delay queues that were there when messages were counted last."""
+        """Delay queues that existed at the last count."""
 
     async def usable_in_s(self, delay_s: float) -> float:
-        """How long a message that is put off for so long has to be kept before; makes its queue if it is not there."""
+        """Declare the queue for a delay if necessary; return in how many seconds it can be used."""
         return await self._declare(wait_of(self._queue, delay_s, time.time()))
 
     async def publish(
         self, messages: Sequence[Message], delay_s: float, on_confirmed: Callable[[int], None] | None = None
     ) -> None:
-        """Let messages come to the queue after a delay."""
+        """Publish messages that reach the queue after a delay; waits until the delay queue can be used."""
         wait = wait_of(self._queue, delay_s, time.time())
         for _, properties in messages:
             properties.expiration = str(max(1, round(wait.delay_s * 1000)))
@@ -46,12 +47,12 @@ class DelayQueues:
         try:
             await self._publisher.publish(wait.queue, messages, on_confirmed)
         except NoSuchQueue as error:
-            # Somebody has deleted it; whoever puts something off next makes it anew.
+            # An operator has deleted it. The next call declares it again.
             self._usable_at.pop(wait.queue, None)
             raise UnavailableError(f"{self._link.name}: the queue {wait.queue!r} was deleted") from error
 
     async def count(self) -> int:
-        """How many messages wait."""
+        """Count the messages that wait in delay queues."""
         clock, counted = asyncio.get_running_loop().time, 0
         self.found = set()
         for wait in waits_of(self._queue, time.time()):
@@ -66,16 +67,16 @@ class DelayQueues:
         return counted
 
     async def _declare(self, wait: DelayStep) -> float:
-        """Make a delay queue if it is not there; return in how many seconds it can be trusted."""
+        """Declare a delay queue if necessary; return in how many seconds it can be used."""
         clock = asyncio.get_running_loop().time
         if wait.queue not in self._usable_at:
-            # Also one that is there: the broker then compares its arguments with ours. Not by the publisher, whose
-            # connection the broker may not read for a while.
+            # Declare an existing queue too, so that the broker compares its arguments with ours. Not on the publisher's
+            # connection: the broker may stop reading that one for a while.
             is_new = await self._ready(wait.queue) is None
             await self._compare_or_make(wait)
             if is_new:
                 self._broker.made.add(wait.queue)
-            # One that was found may have been made by somebody else a moment ago.
+            # Another process may have declared a queue that was found here only a moment ago, so it counts as new too.
             self._usable_at[wait.queue] = clock() + self._fresh_s
             self._absent.pop(wait.queue, None)
         return self._usable_at[wait.queue] - clock()
@@ -94,7 +95,7 @@ class DelayQueues:
             ) from error
 
     async def _ready(self, queue: str) -> int | None:
-        """How many messages of a queue are ready; None if it is not there."""
+        """Count the ready messages of a queue; None if it does not exist."""
         try:
             return await self._link.ready(queue)
         except DatabaseError as error:

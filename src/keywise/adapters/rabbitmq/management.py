@@ -1,4 +1,4 @@
-"""What RabbitMQ's management API tells of queues: their limits, which nobody learns where messages are taken."""
+"""RabbitMQ's management API: limits, policies and message counts of queues, which AMQP does not report."""
 
 import base64
 import http.client
@@ -22,22 +22,22 @@ T = TypeVar("T")
 
 
 class QueueLimits(msgspec.Struct, frozen=True):
-    """What the broker does on its own to messages of a queue."""
+    """Limits after which the broker acts on the messages of a queue."""
 
     delivery_limit: int | None = None
-    """How often a message may come back from lost channels; None: as often as it has to, or nobody knows."""
+    """How often a message may be redelivered before the queue discards it; None: unlimited, or unknown."""
     ack_timeout_s: float | None = None
-    """How long a message may be held, if that is set for this queue."""
+    """How long a consumer may hold a message, if this queue has a limit of its own."""
     is_stream: bool = False
 
 
 class QueueTotals(msgspec.Struct, frozen=True):
-    """How many messages some queues have, by the broker's own statistics of the last seconds."""
+    """Message counts of some queues, from statistics of the broker that are some seconds old."""
 
     messages: int
     held: int
     is_all: bool
-    """False if there are no statistics of one of the queues, as after a restart of the broker."""
+    """False if the statistics of a queue are missing, as after a restart of the broker."""
 
 
 class _QueueCounts(msgspec.Struct):
@@ -56,14 +56,14 @@ class _Queue(msgspec.Struct):
     effective_policy_definition: dict[str, Any] | list[Any] | None = None
 
     def limit(self, name: str) -> int | None:
-        """Of an argument and a policy the lower one counts; a negative one is none."""
+        """Return the lower one of argument and policy, as the broker does; a negative value means no limit."""
         policy = self.effective_policy_definition
         limits = (self.arguments.get(f"x-{name}"), policy.get(name) if isinstance(policy, dict) else None)
         return min((one for one in limits if isinstance(one, int) and one >= 0), default=None)
 
 
 class BrokerPolicy(msgspec.Struct, frozen=True, rename="kebab"):
-    """What an administrator has set for all queues whose names match."""
+    """A policy: settings for all queues whose names match a pattern."""
 
     name: str
     pattern: str
@@ -72,7 +72,7 @@ class BrokerPolicy(msgspec.Struct, frozen=True, rename="kebab"):
     definition: dict[str, Any] = {}
 
     def matches(self, queue: str) -> bool:
-        """Whether it is for a quorum queue of this name; a pattern that only the broker understands is not."""
+        """Whether the policy applies to a quorum queue of this name; False for a pattern that Python cannot compile."""
         try:
             return self.apply_to in QUORUM_QUEUES and re.search(self.pattern, queue) is not None
         except re.error:
@@ -80,7 +80,7 @@ class BrokerPolicy(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class ManagementApi:
-    """The management API of a broker, asked as the user that the broker's URL names. All its methods block."""
+    """The management API of a broker, with the credentials of the broker's URL. All methods block."""
 
     def __init__(self, url: str, broker: str, parameters: Any, context: ssl.SSLContext | None) -> None:
         self._name = redacted(url)
@@ -119,13 +119,13 @@ class ManagementApi:
         )
 
     def policies_for(self, queue: str) -> list[BrokerPolicy]:
-        """Those that a quorum queue of this name has or would have, as far as this user may see them."""
+        """Return the policies that a quorum queue of this name has or would have, as far as this user may see them."""
         found = []
         for kind in ("policies", "operator-policies"):
             status, answer = self._get(kind)
             if status in FORBIDDEN:
                 continue
-            # Of each kind, one alone counts.
+            # Only one policy of each kind applies: the one with the highest priority.
             matching = [one for one in self._decoded(status, answer, list[BrokerPolicy]) if one.matches(queue)]
             found += sorted(matching, key=lambda one: one.priority)[-1:]
         return found
@@ -142,7 +142,7 @@ class ManagementApi:
             raise DatabaseError(f"{self._name} is no management API of RabbitMQ: {error}") from error
 
     def _get(self, kind: str, *names: str, query: str = "") -> tuple[int, bytes]:
-        """Status and body; redirects are not followed, because the password would go with them."""
+        """Return status and body. Redirects are not followed, because the password would go with them."""
         quoted = (quote(one, safe="") for one in (self._parameters.virtual_host, *names))
         path = "/".join([self._url.path.rstrip("/"), "api", kind, *quoted]) + (f"?{query}" if query else "")
         user = self._parameters.credentials

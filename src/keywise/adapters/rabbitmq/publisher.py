@@ -1,4 +1,4 @@
-"""Publishing to RabbitMQ: a message counts as sent once the broker has confirmed it and a queue has it."""
+"""Publishing to RabbitMQ with confirms: a message counts as sent once the broker has confirmed it in a queue."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +9,7 @@ from keywise.core.errors import UnavailableError
 
 MESSAGES_IN_FLIGHT_MAX = 1_000
 BYTES_IN_FLIGHT_MAX = 8 * 1024 * 1024
-"""So many messages and bytes at the most are on their way before they are confirmed."""
+"""The most messages and bytes of one batch; the next batch is published when this one is confirmed."""
 FULL = "takes no more messages; raise its length limit"
 
 Message = tuple[bytes, Any]
@@ -21,9 +21,10 @@ class NoSuchQueue(Exception):
 
 
 class ConfirmChannel:
-    """One channel for publishing, and what was published on it and is not confirmed yet.
+    """A channel in confirm mode, and the messages on it that are not confirmed yet.
 
-    The broker numbers messages as they come, so the numbers here are right only as long as each of them was sent.
+    The broker numbers the messages of a channel as they arrive. The numbers here match only if every counted message
+    was really sent, so a failed send closes the channel.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -34,7 +35,7 @@ class ConfirmChannel:
         channel.raw.add_on_return_callback(self._return)
 
     def publish(self, queue: str, messages: Sequence[Message]) -> list[asyncio.Future[None]]:
-        """Send messages; each result is there when the broker has confirmed that message."""
+        """Send messages; each future is done when the broker has confirmed or refused that message."""
         loop = asyncio.get_running_loop()
         confirmations: list[asyncio.Future[None]] = [loop.create_future() for _ in messages]
         try:
@@ -43,7 +44,7 @@ class ConfirmChannel:
                 self._unconfirmed[self._sent] = (queue, confirmation)
                 self.channel.raw.basic_publish("", queue, body, properties, mandatory=True)
         except BaseException:
-            # Nobody knows any more which number is whose, and nobody waits for this batch.
+            # The numbers no longer match the broker's, and the caller does not wait for this batch.
             for confirmation in confirmations:
                 confirmation.cancel()
             self.channel.close()
@@ -59,20 +60,27 @@ class ConfirmChannel:
             resolve(confirmation, outcome)
 
     def _return(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
-        """What nobody takes comes back before it is confirmed; then nobody takes the others for this queue either."""
+        """Fail all unconfirmed messages to a queue that does not exist.
+
+        The broker returns an unroutable message before it confirms it, so the confirm finds the future done already.
+        All other messages to that queue are unroutable too.
+        """
         for queue, confirmation in self._unconfirmed.values():
             if queue == method.routing_key:
                 resolve(confirmation, NoSuchQueue(queue))
 
     def _end(self) -> None:
-        """Nothing more is confirmed."""
-        assert self.channel.ended is not None, "or what is lost would count as confirmed"
+        """Fail all unconfirmed messages: the channel is closed, and whether the broker has them is unknown."""
+        assert self.channel.ended is not None, "without a reason, lost messages would count as confirmed"
         for _, confirmation in self._unconfirmed.values():
             resolve(confirmation, self.channel.ended)
 
 
 class Publisher:
-    """A connection for publishing alone: a broker that is short of memory stops reading it, and acks have to go on."""
+    """A connection that only publishes.
+
+    A broker that is short of memory stops reading from connections that publish; acks must not wait behind that.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self.link = BrokerLink(broker, "publishing")
@@ -82,9 +90,9 @@ class Publisher:
     async def publish(
         self, queue: str, messages: Sequence[Message], on_confirmed: Callable[[int], None] | None = None
     ) -> None:
-        """Put messages into a queue by its name; raises `NoSuchQueue` if there is none.
+        """Publish messages to a queue by its name, and wait for the confirms; raises `NoSuchQueue`.
 
-        `on_confirmed` gets the place of each message that was confirmed, also if others were not.
+        `on_confirmed` gets the index of each confirmed message, even if others failed.
         """
         first = 0
         for part in _batches(messages):
@@ -95,7 +103,7 @@ class Publisher:
             first += len(part)
 
     async def open(self) -> None:
-        """Connect now if there is no connection."""
+        """Open the connection and the channel if necessary."""
         await self._opened()
 
     async def close(self) -> None:
@@ -113,14 +121,14 @@ class Publisher:
 async def _confirmed(
     confirmations: list[asyncio.Future[None]], first: int, on_confirmed: Callable[[int], None] | None
 ) -> None:
-    """Wait for all confirmations, and raise the first error."""
+    """Wait for all confirms, and raise the first error; reports the confirmed ones even if the wait is cancelled."""
     try:
         await asyncio.wait(confirmations)
     finally:
         errors = []
         for place, one in enumerate(confirmations, start=first):
             if one.cancel() or one.cancelled():
-                continue  # Nobody waits for it any more.
+                continue  # Not confirmed in time: the message may or may not be in the queue.
             if (error := one.exception()) is not None:
                 errors.append(error)
             elif on_confirmed is not None:

@@ -1,7 +1,9 @@
-"""A queue of RabbitMQ, consumed as it is.
+"""A RabbitMQ queue as a source; the queue itself is consumed as it was declared.
 
-Messages come as they are asked for, and belong to the channel that they came on until they are acked.
-A message that is put off is copied to a delay queue of ours; only when that is confirmed, the original is acked.
+The broker delivers messages to a channel, and they belong to that channel until they are acked.
+To delay a message, the source publishes a copy to a delay queue, waits for the broker's confirm, and then acks the
+original. If the connection or the process is lost in between, the broker has both: a message may be duplicated, but is
+never lost.
 """
 
 import asyncio
@@ -44,33 +46,35 @@ from keywise.core.source import Backlog, Source
 from keywise.core.url import Address, redacted
 
 ACK_TIMEOUT_S = 1_800.0
-"""What a broker is set to by default."""
+"""The broker's default `consumer_timeout`."""
 DELIVERY_LIMIT_MIN = COPY_AFTER_DELIVERIES + 2
-"""With less, a message may be thrown away before it is made anew."""
+"""With a lower delivery limit, a quorum queue may discard a message before this source has copied it."""
 PREFETCH = 2_000
 PREFETCH_MAX = 65_535
 QUEUE_MAX_BYTES = 255
 IDLE_S = 1.0
-"""If nobody asks for so long, nothing more comes, and what came ahead goes back."""
-MOVING_S = 0.25
-"""How long a message is on its way, from a delay queue to its queue or from the broker to here, at the most."""
-LOOKS_MAX = 10
-"""So often an empty queue is looked at again, because something was taken or settled meanwhile."""
-AGES = 4
-"""The source looks for old messages this many times per ack timeout, and copies those that it held two looks before."""
+"""After this time without a `receive`, the source cancels its consumers and requeues what it has prefetched."""
+TRANSIT_S = 0.25
+"""The longest time that a message is in transit, from a delay queue to its queue or from the broker to here."""
+COUNTS_MAX = 10
+"""How often `depth` counts again, because a message arrived or was settled while it counted an empty queue."""
+CHECKS_PER_ACK_TIMEOUT = 4
+"""The source checks for old messages this many times per ack timeout, and copies those that it held two checks before.
+So it copies a message after half to three quarters of the timeout."""
 PREPARED_DELAYS_S = (1.0, 5.0)
-"""The delays that are needed first: what finds no room behind a blocked key waits for half a second, then longer."""
+"""The delays that are needed first: an evicted message of a blocked key waits for half a second, then for longer."""
 DEAD_LETTER_TIMEOUT_S = 180.0
-"""What a broker is set to by default: after so long it tries again to move a message from a delay queue."""
-DEAD_LETTER_MARGIN, MOVING_LATE_S = 1.1, 5.0
+"""The broker's default time until it tries again to move an expired message out of a delay queue."""
+DEAD_LETTER_MARGIN, TRANSIT_MARGIN_S = 1.1, 5.0
 """Margin on the dead-letter timeout: a factor, and seconds."""
 STATISTICS_S = 11.0
-"""A broker collects its statistics every five seconds, and those of quorum queues from figures that are as old."""
+"""How old the statistics of a broker may be: it collects them every five seconds, and those of quorum queues from
+figures that are up to five seconds old."""
 UNCOUNTED = "name the management API with management= in the URL of the source, to count what other consumers hold"
 BACKGROUND_MAX = 100
-"""The most background releases at a time; further ones wait in `release`."""
+"""The most tasks in the background at a time; further calls of `release` wait for their own copies."""
 RENEWED_S = 1.0
-"""Delay of a renewed copy, so that original and copy are not delivered together."""
+"""Delay of a renewed copy, so that the broker does not deliver it before its original is acked."""
 
 
 class RabbitSource:
@@ -90,11 +94,11 @@ class RabbitSource:
         dead_letter_timeout_s: float = DEAD_LETTER_TIMEOUT_S,
     ) -> None:
         self.ack_timeout_s = ack_timeout_s
-        """How long the broker lets a delivery be held."""
+        """How long the broker lets a consumer hold a delivery."""
         self._management = management
         self._dead_letter_timeout_s = dead_letter_timeout_s
         self._empty_since: float | None = None
-        """Since when nothing was counted."""
+        """Since when every count was zero; None if the last one was not."""
         self._broker = broker
         self._queue = queue
         self._prefetch = prefetch
@@ -102,15 +106,16 @@ class RabbitSource:
         self._publisher = Publisher(broker)
         self._opening = asyncio.Lock()
         self._subscription: Subscription | None = None
-        self._resting: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._delay_queues = DelayQueues(broker, self._link, self._publisher, queue)
         self._background: set[asyncio.Task[None]] = set()
-        """Tasks of this source; they never raise."""
+        """Tasks that renew and delay messages; they never raise."""
         self._copies = CopyLog()
         self._is_queue = False
-        """Whether it is certain that the queue is no stream."""
-        self._leaving: set[str | int] = set()
-        """Receipts of what is about to be put off; it is copied for that anyway."""
+        """Whether the source has made sure that the queue is not a stream."""
+        self._being_delayed: set[str | int] = set()
+        """Receipts of messages that are being copied to a delay queue. `_renew_old` skips them: that copy is
+        young too."""
 
     def follow_lease(self, lease_s: float, runtime_max_s: float) -> None:
         self._link.liveness = self._publisher.link.liveness = Liveness(lease_s, runtime_max_s)
@@ -119,15 +124,15 @@ class RabbitSource:
         try:
             await self._link.ready(self._queue)
             if self._management:
-                await self._learn_limits()
+                await self._check_limits()
         except BaseException:
             await self._link.close()
             raise
-        self._run_in_background(self._keep_young())
+        self._run_in_background(self._renew_old())
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._rest_later(None)
+        self._set_idle_timer(None)
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -138,25 +143,25 @@ class RabbitSource:
         await self._publisher.close()
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
-        self._rest_later(None)
+        self._set_idle_timer(None)
         subscription = await self._opened()
         try:
             if wait_s > 0:
                 await subscription.wait(limit, wait_s)
-                subscription = await self._without_streams(subscription)
+                subscription = await self._refuse_stream(subscription)
             else:
                 await subscription.pull(limit)
         except DatabaseError as error:
-            raise self._while_running(error) from error
+            raise self._as_transient(error) from error
         finally:
-            self._rest_later(IDLE_S)
+            self._set_idle_timer(IDLE_S)
         subscription.check()
         if unfit := subscription.take_unfit():
             await self._renew(subscription, unfit)
         return subscription.take(limit)
 
     async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
-        """They are hidden as long as the channel lives."""
+        """Do nothing: the broker hides deliveries from other consumers as long as the channel lives."""
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         if self._subscription is not None:
@@ -169,14 +174,15 @@ class RabbitSource:
         try:
             is_early = delay_s > 0 and await self._delay_queues.usable_in_s(delay_s) > 0
             if is_early and len(self._background) < BACKGROUND_MAX:
-                # Whoever releases has more to do than to wait for that.
+                # The delay queue is too new to be used. Copy in the background, so that the caller does not wait for
+                # it.
                 self._run_in_background(self._release_later(subscription, [*deliveries], delay_s))
             else:
-                await self._put_off(subscription, deliveries, delay_s)
+                await self._delay(subscription, deliveries, delay_s)
         except (DatabaseError, UnavailableError) as error:
-            # Whoever releases forgets them, and they would be here until the channel ends.
+            # The caller forgets released deliveries. Without a requeue, the channel would hold them until it ends.
             subscription.requeue_later(deliveries, delay_s)
-            raise self._while_running(error) from error
+            raise self._as_transient(error) from error
 
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         now, prefix = time.time(), secrets.token_hex(8)
@@ -192,21 +198,24 @@ class RabbitSource:
         await self._put([(body, properties)], 0.0)
 
     async def depth(self) -> int:
-        """What is ready or delayed, and what this process holds; a broker tells nobody what other processes hold."""
-        for _ in range(LOOKS_MAX):
+        """Count the ready and the delayed messages, and those that this process holds.
+
+        AMQP does not show what other processes hold.
+        """
+        for _ in range(COUNTS_MAX):
             before = self._activity()
-            # What is on its way is in no queue for a moment.
-            for pause_s in (0.0, MOVING_S):
+            # A message in transit is in no queue for a moment, so an empty queue is counted twice.
+            for pause_s in (0.0, TRANSIT_S):
                 await asyncio.sleep(pause_s)
                 if counted := await self._count():
                     return counted
             if self._activity() == before:
                 return 0
-        # Something went through it each time, so it is not empty, and nobody can say more.
+        # Messages passed through during each count, so the queue is not empty; a higher number would be a guess.
         return 1
 
     async def backlog(self) -> Backlog:
-        """With the management API, everything is counted; without it, what other processes hold is unknown."""
+        """Count all messages with the management API; without it, what other processes hold is unknown."""
         counted, now = await self.depth(), asyncio.get_running_loop().time()
         if not self._management:
             return Backlog(counted, is_all=False, unsure_s=self._returning_s(now), advice=UNCOUNTED)
@@ -221,24 +230,25 @@ class RabbitSource:
         return Backlog(seen, totals.is_all, totals.held if totals.is_all else None, max(0.0, unsure_s))
 
     def _returning_s(self, now: float) -> float:
-        """For how long messages may be on their way back from a delay queue, where nobody can count them.
+        """Return for how long messages may still be in transit from a delay queue, where they cannot be counted.
 
-        A broker that has been restarted may move what had expired only after its time limit for that. It does not say
-        when it was started, so the time since the connection was made counts. Delay queues that are younger are safe.
+        A restarted broker may move messages that had expired only after its dead-letter timeout. It does not say when
+        it started, so the time since this source connected counts. Delay queues that this process made itself, on its
+        only connection, were not there before a restart.
         """
         found = self._delay_queues.found
         if self._link.connections <= 1 and found <= self._broker.made:
             return 0.0
-        longest_s = DEAD_LETTER_MARGIN * self._dead_letter_timeout_s + MOVING_LATE_S
+        longest_s = DEAD_LETTER_MARGIN * self._dead_letter_timeout_s + TRANSIT_MARGIN_S
         return max(0.0, longest_s - (now - self._link.connected_at)) if found else 0.0
 
-    # Taking.
+    # Receiving.
 
-    async def _learn_limits(self) -> None:
+    async def _check_limits(self) -> None:
         management = self._broker.management(self._management)
         limits = await asyncio.to_thread(management.limits_of, self._queue)
         if limits.is_stream:
-            raise self._refused_stream()
+            raise self._stream_error()
         if limits.ack_timeout_s is not None:
             self.ack_timeout_s = limits.ack_timeout_s
         if limits.delivery_limit is not None and limits.delivery_limit < DELIVERY_LIMIT_MIN:
@@ -246,10 +256,10 @@ class RabbitSource:
                 f"{self._broker.name}: the queue {self._queue!r} has the delivery limit {limits.delivery_limit}, and "
                 f"would throw away messages whose workers were restarted; raise it to {DELIVERY_LIMIT_MIN} or more"
             )
-        # What is set for all queues is set for delay queues too, though nobody thought of them.
+        # A policy for all queues applies to the delay queues too, where a TTL or a length limit would lose messages.
         wait = wait_of(self._queue, CLASSES_S[-1], time.time())
         for policy in await asyncio.to_thread(management.policies_for, wait.queue):
-            if (limit := wait.cut_by(policy.definition)) is not None:
+            if (limit := wait.limited_by(policy.definition)) is not None:
                 raise DatabaseError(
                     f"{self._broker.name}: the policy {policy.name!r} sets {limit} for {wait.queue!r}, where messages "
                     f"wait that are put off; exclude these queues, for example with the pattern ^(?!keywise\\.delay\\.)"
@@ -262,7 +272,8 @@ class RabbitSource:
                     self._broker.subscriptions.discard(self._subscription)
                     self._subscription.close()
                 else:
-                    # Early, so that they can be used when they are needed, and a user without the rights finds out now.
+                    # Declare these early: a delay queue cannot be used at once, and a user who may not declare queues
+                    # learns it at the start.
                     for delay_s in PREPARED_DELAYS_S:
                         await self._delay_queues.usable_in_s(delay_s)
                 channel = await self._link.channel()
@@ -270,8 +281,8 @@ class RabbitSource:
                 self._broker.subscriptions.add(self._subscription)
             return self._subscription
 
-    async def _without_streams(self, subscription: Subscription) -> Subscription:
-        """Refuse a stream. Only a stream rejects `basic.get` as not implemented, so a probe tells."""
+    async def _refuse_stream(self, subscription: Subscription) -> Subscription:
+        """Refuse a stream. A probe shows it: only a stream rejects `basic.get` as not implemented."""
         if self._is_queue or subscription.is_over:
             return subscription
         if subscription.is_stream_like or not subscription.has_arrived():
@@ -280,21 +291,23 @@ class RabbitSource:
             except DatabaseError as error:
                 if refusal_code(error) != LOCKED:
                     raise
-                # A queue with a single active consumer refuses that too, and ends the channel.
+                # A queue with a single active consumer rejects `basic.get` too, and closes the channel; consume on a
+                # new one.
                 subscription = await self._opened()
         self._is_queue = True
         return subscription
 
     async def _renew(self, subscription: Subscription, unfit: Sequence[Delivery]) -> None:
-        """Copy worn messages: a copy starts with delivery count 0. Messages that came too early wait again."""
-        worn = await self._without_early(subscription, unfit)
+        """Copy messages that are near the delivery limit, and delay those that came too early."""
+        worn = await self._delay_early(subscription, unfit)
         try:
             await self._copy(subscription, worn, 0.0)
         except (DatabaseError, UnavailableError):
-            subscription.put_first(worn)
+            # Near the limit is not at it: hand them over without a copy.
+            subscription.put_back(worn)
 
-    async def _without_early(self, subscription: Subscription, deliveries: Sequence[Delivery]) -> list[Delivery]:
-        """Put off what came too early until it is due; return the others."""
+    async def _delay_early(self, subscription: Subscription, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Delay the messages that came too early until they are due; return the others."""
         now, others = time.time(), list[Delivery]()
         for one, properties in subscription.unsettled(deliveries):
             if (due := due_of(properties, one.body)) <= now:
@@ -308,30 +321,35 @@ class RabbitSource:
                 subscription.withdraw([one])
         return others
 
-    async def _keep_young(self) -> None:
-        """A broker ends the channel of whoever holds a message for too long, such as one of a key that is paused."""
+    async def _renew_old(self) -> None:
+        """Copy messages before the broker's ack timeout, after which it would close the channel.
+
+        The broker would then redeliver every message of the channel. A message is held that long if, for example, its
+        key is paused.
+        """
         while True:
-            await asyncio.sleep(self.ack_timeout_s / AGES)
+            await asyncio.sleep(self.ack_timeout_s / CHECKS_PER_ACK_TIMEOUT)
             subscription = self._subscription
             if subscription is None:
                 continue
-            old = [one for one in subscription.held_long() if one.receipt not in self._leaving]
+            old = [one for one in subscription.held_long() if one.receipt not in self._being_delayed]
             with suppress(DatabaseError, UnavailableError):
-                old = await self._without_early(subscription, old)
+                old = await self._delay_early(subscription, old)
                 await self._copy(subscription, old, RENEWED_S)
+                # The flow may be working on some of these. Its ack will do nothing, and the copy will be a duplicate.
                 subscription.withdraw(old)
 
-    async def _put_off(self, subscription: Subscription, deliveries: Sequence[Delivery], delay_s: float) -> None:
+    async def _delay(self, subscription: Subscription, deliveries: Sequence[Delivery], delay_s: float) -> None:
         receipts = {one.receipt for one in deliveries}
-        self._leaving |= receipts
+        self._being_delayed |= receipts
         try:
             await self._copy(subscription, deliveries, delay_s)
         finally:
-            self._leaving -= receipts
+            self._being_delayed -= receipts
 
     async def _release_later(self, subscription: Subscription, deliveries: Sequence[Delivery], delay_s: float) -> None:
         try:
-            await self._put_off(subscription, deliveries, delay_s)
+            await self._delay(subscription, deliveries, delay_s)
         except (DatabaseError, UnavailableError):
             subscription.requeue_later(deliveries, delay_s)
 
@@ -340,25 +358,25 @@ class RabbitSource:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _rest_later(self, seconds: float | None) -> None:
-        if self._resting is not None:
-            self._resting.cancel()
-            self._resting = None
+    def _set_idle_timer(self, seconds: float | None) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
         if seconds is not None and self._subscription is not None:
-            self._resting = asyncio.get_running_loop().call_later(seconds, self._subscription.stop_consuming)
+            self._idle_timer = asyncio.get_running_loop().call_later(seconds, self._subscription.stop_consuming)
 
-    # Putting.
+    # Publishing.
 
     async def _copy(
         self, subscription: Subscription, deliveries: Sequence[Delivery], delay_s: float, due: float = 0.0
     ) -> None:
-        """A copy goes to the end of the queue, perhaps after a delay, and then its original is acked."""
+        """Publish copies to the queue, perhaps after a delay, and ack each original once its copy is confirmed."""
         due = due or due_after(delay_s, time.time())
         for start in range(0, len(deliveries), MESSAGES_IN_FLIGHT_MAX):
             if delay_s > 0 and (usable_in_s := await self._delay_queues.usable_in_s(delay_s)) > 0:
                 await asyncio.sleep(usable_in_s)
             await self._publisher.open()
-            # Look again after the waits: messages whose channel was lost meanwhile will come again and need no copy.
+            # Check again after the waits: messages whose channel was lost meanwhile come again and need no copy.
             mine = subscription.unsettled(deliveries[start : start + MESSAGES_IN_FLIGHT_MAX])
             await self._copy_now(subscription, mine, delay_s, due)
 
@@ -385,7 +403,7 @@ class RabbitSource:
         try:
             await self._put(messages, delay_s, on_confirmed)
         finally:
-            # Also if others failed: the broker has these.
+            # Ack the confirmed ones even if others failed or the call was cancelled: the broker has their copies.
             subscription.ack(confirmed)
             for identity, content in zip(identities, contents, strict=True):
                 self._copies.end(identity.id, content)
@@ -393,7 +411,7 @@ class RabbitSource:
     async def _put(
         self, messages: Sequence[Message], delay_s: float, on_confirmed: Callable[[int], None] | None = None
     ) -> None:
-        """Into the queue, or into a delay queue first."""
+        """Publish messages to the queue, or to a delay queue if there is a delay."""
         if not messages:
             return
         try:
@@ -407,10 +425,10 @@ class RabbitSource:
                 "as they are"
             ) from error
 
-    # Looking.
+    # Counting.
 
     async def _count(self) -> int:
-        """In the order in which messages move, so that one which moves meanwhile is met at least once."""
+        """Count in the order in which messages move, so that one that moves meanwhile is not missed."""
         delayed = await self._delay_queues.count()
         ready = await self._link.ready(self._queue)
         return delayed + ready + sum(len(subscription) for subscription in self._subscriptions())
@@ -419,26 +437,26 @@ class RabbitSource:
         return {subscription.activity for subscription in self._subscriptions()}
 
     def _subscriptions(self) -> Iterator[Subscription]:
-        """What this process takes from the queue, by this source or another."""
+        """The subscriptions of this process to the queue, by this source or another one of the app."""
         return (subscription for subscription in self._broker.subscriptions if subscription.queue == self._queue)
 
-    def _refused_stream(self) -> DatabaseError:
+    def _stream_error(self) -> DatabaseError:
         return DatabaseError(
             f"{self._broker.name}: the queue {self._queue!r} is a stream, which has offsets and no acks; consume from "
             "a classic or a quorum queue, for example one that is bound to the same exchange"
         )
 
-    def _while_running(self, error: DatabaseError | UnavailableError) -> DatabaseError | UnavailableError:
-        """A queue that vanished may be declared again, and everything else goes on meanwhile."""
+    def _as_transient(self, error: DatabaseError | UnavailableError) -> DatabaseError | UnavailableError:
+        """Turn the error of a deleted queue into `UnavailableError`: another process may declare the queue again."""
         if refusal_code(error) == NOT_IMPLEMENTED:
-            return self._refused_stream()
+            return self._stream_error()
         if isinstance(error, DatabaseError) and refusal_code(error) in (0, NOT_FOUND):
             return UnavailableError(str(error))
         return error
 
 
 def connect(address: Address) -> Source:
-    """`amqp://user:password@host:5672/vhost?queue=NAME`; the queue is named like the pipeline by default."""
+    """Make the source for `amqp://user:password@host:5672/vhost?queue=NAME`; the default is the pipeline's name."""
     options = address.take("queue", "prefetch", "ack_timeout", "dead_letter_timeout", "management", *OPTIONS)
     url, broker = redacted(address.url), broker_at(address, options)
     prefetch = options.get("prefetch", str(PREFETCH))

@@ -1,4 +1,4 @@
-"""Taking messages from RabbitMQ: one channel, what came on it, and what of that is not settled yet."""
+"""A subscription to a RabbitMQ queue: one channel, the messages that arrived on it, and which are not settled yet."""
 
 import asyncio
 import secrets
@@ -32,22 +32,24 @@ from keywise.core.change import Delivery
 from keywise.core.errors import UnavailableError
 
 TAG_BITS = 48
-"""Of the numbers that a channel gives to its messages; above them a receipt says which channel it was."""
+"""Bits of a receipt for the delivery tag; the bits above them identify the channel."""
 COPY_AFTER_DELIVERIES = 3
-"""A quorum queue throws away what it has handed over too often; a message is made anew long before that."""
+"""A quorum queue discards a message at its delivery limit. The source copies a message after this many deliveries,
+because a copy starts at 0."""
 PREFETCH_FACTOR = 2
-"""Times as many messages as were asked for are on their way, so that the next ones are here when these are done."""
+"""The prefetch is this many times the limit of a `receive`, so that the next batch arrives while this one is
+processed."""
 REQUEUE_MAX_S = 60.0
 ACK_LATER_S = 0.5
-"""An ack before which others are missing waits for them so long at the most: one word for many costs what one for one
-does, here and at the broker."""
-OLD_AFTER_LOOKS = 2
-"""A message that was held already when somebody asked for old ones this many times ago is old."""
+"""How long an ack waits for older deliveries to be settled. One `multiple` ack for many costs the broker and this
+process as much as an ack for one."""
+OLD_AFTER_CHECKS = 2
+"""A message is old if it was held at the check that was this many checks ago."""
 
 
 @dataclass(slots=True, eq=False)
 class BrokerConsumer:
-    """What was agreed with the broker: so many messages may come, and so many more of them are left."""
+    """A consumer at the broker, with its prefetch count and how many more messages may arrive before the next ack."""
 
     tag: str
     prefetch: int
@@ -55,7 +57,7 @@ class BrokerConsumer:
 
 
 class Subscription:
-    """One channel. Receipts belong to it: when it is over they say nothing any more, and its messages come again."""
+    """One channel. When it closes, its receipts are void, and the broker delivers its unsettled messages again."""
 
     def __init__(self, channel: Channel, queue: str, prefetch: int, copies: CopyLog) -> None:
         self.queue = queue
@@ -63,50 +65,51 @@ class Subscription:
         self._channel = channel
         self._prefetch = prefetch
         self._id = secrets.token_hex(8)
-        self._first = secrets.randbits(64) << TAG_BITS
+        self._receipt_base = secrets.randbits(64) << TAG_BITS
         self._held: dict[int, tuple[BrokerConsumer | None, Any, Delivery]] = {}
-        """What is not settled, by its number; in the order of numbers, as it came. Usual properties are still bytes."""
+        """Unsettled messages by delivery tag, in the order of arrival. Properties from the fast path are
+        still encoded."""
         self._ids: dict[str | int, tuple[int, int]] = {}
         """By message id: delivery tag and copy number of the held message."""
         self._arrived: deque[Delivery] = deque()
         self._unfit: list[Delivery] = []
-        """What has to be copied instead of being handed over: worn, or too early."""
-        self._newest: deque[int] = deque(maxlen=OLD_AFTER_LOOKS + 1)
-        """The last number that had come, each time that somebody asked for what is old."""
-        self._bell = asyncio.Event()
+        """Messages that have to be copied and not handed over: near the delivery limit, or before their time."""
+        self._last_tags: deque[int] = deque(maxlen=OLD_AFTER_CHECKS + 1)
+        """The last delivery tag at each of the last checks for old messages."""
+        self._wakeup = asyncio.Event()
         self._consumers: list[BrokerConsumer] = []
         self._consumed = 0
-        self._last = 0
-        """The number of what came last."""
+        self._last_tag = 0
+        """The delivery tag of the newest message."""
         self._settlements = 0
         self._unsent_acks: list[int] = []
-        """Numbers that are settled, and wait to be acked together with those before them."""
+        """Delivery tags that are settled here and not acked at the broker yet, in ascending order."""
         self._ack_timer: asyncio.TimerHandle | None = None
         self._qos = 0
         self._pulling = asyncio.Lock()
         self._on_empty: Callable[[], None] = lambda: None
         self._is_cancelled = False
         self.is_stream_like = False
-        """Whether a message brought an offset along, as those of streams do."""
-        channel.on_end = self._bell.set
+        """Whether a message had an offset header, as messages of streams have."""
+        channel.on_end = self._wakeup.set
         channel.raw.add_on_cancel_callback(self._cancelled)
         channel.raw.add_callback(lambda _: self._on_empty(), [Basic.GetEmpty], one_shot=False)
 
     def __len__(self) -> int:
-        """How many messages are not settled."""
+        """How many messages are not settled; 0 if the channel is closed, because the broker has them back."""
         return len(self._held) if self._channel.is_open else 0
 
     @property
     def activity(self) -> tuple[str, int, int]:
-        """It is another one if anything came or was settled."""
-        return self._id, self._last, self._settlements
+        """A value that changes whenever a message arrives or is settled."""
+        return self._id, self._last_tag, self._settlements
 
     @property
     def is_over(self) -> bool:
         return self._is_cancelled or not self._channel.is_open
 
     def check(self) -> None:
-        """Raise if nothing more can come."""
+        """Raise if no more messages can arrive."""
         if self._is_cancelled:
             raise UnavailableError(
                 f"{self._channel.name}: the queue {self.queue!r} was deleted, or moved to another node; declare it "
@@ -119,34 +122,34 @@ class Subscription:
                 text += "; a message was held for longer than the broker allows: raise its consumer_timeout"
             raise UnavailableError(f"{self._channel.name}: {text}")
 
-    # What comes.
+    # Arriving.
 
     async def wait(self, limit: int, wait_s: float) -> None:
-        """Let messages come, and return when one is here or the time is over."""
+        """Wait for the first message; starts a consumer if the broker may send no more to the present ones."""
         if self.has_arrived():
             return
         if not any(consumer.left > 0 for consumer in self._consumers):
             await self._consume(min(self._prefetch, PREFETCH_FACTOR * limit))
-        self._bell.clear()
+        self._wakeup.clear()
         if self.has_arrived() or self.is_over:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                await self._bell.wait()
+                await self._wakeup.wait()
 
     async def pull(self, limit: int) -> None:
-        """Fetch what is there, one by one, without letting more come."""
+        """Fetch up to `limit` messages with `basic.get`, without a consumer that would prefetch more."""
         async with self._pulling:
             while len(self._arrived) < limit and await self._pull_one():
                 pass
 
     async def probe(self) -> None:
-        """Fetch one message more, if there is one; a stream refuses that."""
+        """Fetch one more message with `basic.get`, if there is one; a stream rejects this."""
         async with self._pulling:
             await self._pull_one()
 
     def has_arrived(self) -> bool:
-        """Whether there is something to take."""
+        """Whether a message can be taken or has to be copied."""
         return bool(self._arrived or self._unfit)
 
     def take(self, limit: int) -> list[Delivery]:
@@ -154,34 +157,34 @@ class Subscription:
         return [arrived.popleft() for _ in range(min(limit, len(arrived)))]
 
     def take_unfit(self) -> list[Delivery]:
-        """What has to be copied instead of being handed over."""
+        """Return the messages that have to be copied and not handed over, and remove them from here."""
         unfit, self._unfit = self._unfit, []
         return unfit
 
     def held_long(self) -> list[Delivery]:
-        """What is held for at least twice as long as the time between two calls of this."""
-        self._newest.append(self._last)
-        if len(self._newest) <= OLD_AFTER_LOOKS:
+        """Return the messages that were held already two checks ago; each call is a check."""
+        self._last_tags.append(self._last_tag)
+        if len(self._last_tags) <= OLD_AFTER_CHECKS:
             return []
-        return [one for tag, (_, _, one) in self._held.items() if tag <= self._newest[0]]
+        return [one for tag, (_, _, one) in self._held.items() if tag <= self._last_tags[0]]
 
-    def put_first(self, deliveries: Sequence[Delivery]) -> None:
+    def put_back(self, deliveries: Sequence[Delivery]) -> None:
         self._arrived.extendleft(reversed(deliveries))
 
     def stop_consuming(self) -> None:
-        """Let nothing more come, and give back what nobody has taken: others may be waiting for it."""
+        """Cancel the consumers, and requeue what was prefetched and not taken: other workers may have time for it."""
         self.flush_acks()
         if self.is_over or not (self._consumers or self._arrived):
             return
-        self._channel.hand_to_nobody()
+        self._channel.drop_handlers()
         for consumer in self._consumers:
             self._channel.raw.basic_cancel(consumer.tag)
         self._consumers = []
-        unwanted, self._arrived = self._arrived, deque()
-        self._requeue(unwanted)
+        unused, self._arrived = self._arrived, deque()
+        self._requeue(unused)
 
     def close(self) -> None:
-        """Whatever is held comes again."""
+        """Close the channel; the broker delivers its unsettled messages again."""
         self.flush_acks()
         self._channel.close()
 
@@ -192,7 +195,7 @@ class Subscription:
         self._consumed += 1
         consumer = BrokerConsumer(f"keywise-{self._id}-{self._consumed}", prefetch, left=prefetch)
         self._consumers.append(consumer)
-        self._channel.hand_to(consumer.tag, partial(self._take_usual, consumer))
+        self._channel.handle_deliveries(consumer.tag, partial(self._take_plain, consumer))
 
         def take(_: Any, method: Any, properties: Any, body: bytes) -> None:
             self._take(consumer, method, properties, body)
@@ -200,7 +203,7 @@ class Subscription:
         await self._channel.ask("basic_consume", queue=self.queue, on_message_callback=take, consumer_tag=consumer.tag)
 
     async def _pull_one(self) -> bool:
-        """Whether there was one."""
+        """Fetch one message with `basic.get`; return False if the queue is empty."""
 
         def call(done: Callable[[Any], None]) -> None:
             def got(channel: Any, method: Any, properties: Any, body: bytes) -> None:
@@ -212,10 +215,10 @@ class Subscription:
 
         return bool(await self._channel.answered(call))
 
-    def _take_usual(
+    def _take_plain(
         self, consumer: BrokerConsumer, tag: int, redelivered: bool, key: bytes, properties: bytes, body: bytes
     ) -> None:
-        """One without headers of others: most of what comes, so this is short."""
+        """Take a message with no headers but ours, without decoding its properties: the fast path for most messages."""
         stamp = stamp_of(properties)
         identity = parse_identity(stamp[0], body) if stamp is not None and stamp[0] is not None else None
         if identity is not None:
@@ -226,7 +229,7 @@ class Subscription:
             method = Basic.Deliver(delivery_tag=tag, redelivered=redelivered, routing_key=_key_text(key))
             self._take(consumer, method, decoded(properties), body)
             return
-        receipt, routing_key = self._first + tag, _key_text(key)
+        receipt, routing_key = self._receipt_base + tag, _key_text(key)
         if identity is None:
             id, moment, count = f"{self._id}.{tag}", sent_at(stamp[1]), 1 + redelivered
         else:
@@ -246,9 +249,10 @@ class Subscription:
         content = partial(content_of, properties, body, routing_key)
         known = self._known_id(identity, redelivered, content)
         number = identity.count if identity is not None else ORIGINAL
-        if known is not None and self._is_needless(known, number, content):
-            self._held[tag] = (consumer, properties, Delivery(id, self._first + tag, body, moment, before + 1))
-            self._last = tag
+        if known is not None and self._is_redundant(known, number, content):
+            # Held for a moment, so that `ack` settles it and counts it like any other.
+            self._held[tag] = (consumer, properties, Delivery(id, self._receipt_base + tag, body, moment, before + 1))
+            self._last_tag = tag
             if consumer is not None:
                 consumer.left -= 1
             self.ack([self._held[tag][2]])
@@ -256,28 +260,30 @@ class Subscription:
         if identity is not None:
             before, moment = before + identity.count, identity.sent_at
             is_unfit = is_unfit or identity.due > time.time()
-        # The copy may have come before its original was acked: both are here, and each has to be settled.
+        # A copy may arrive before its original is acked. Then both are held, and the second one gets a new id, so that
+        # each is settled by itself.
         if known is not None and known not in self._ids:
             id = known
             self._ids[id] = tag, number
-        delivery = Delivery(id, self._first + tag, body, moment, before + 1, shown_headers(headers), routing_key)
+        delivery = Delivery(id, self._receipt_base + tag, body, moment, before + 1, shown_headers(headers), routing_key)
         (self._unfit if is_unfit else self._arrived).append(delivery)
         self._keep(consumer, tag, properties, delivery)
 
     def _known_id(
         self, identity: MessageIdentity | None, redelivered: bool, content: Callable[[], bytes]
     ) -> str | None:
-        """The id that a message had before, here or in one of its copies."""
+        """Return the id that a message got earlier, in a header of ours or when its original was copied."""
         if identity is not None:
             return identity.id
         if redelivered and self._copies.knows_originals:
             return self._copies.id_of_original(content())
         return None
 
-    def _is_needless(self, id: str, number: int, content_of_this: Callable[[], bytes]) -> bool:
-        """Whether the same message is here or in a queue under a number that is at least as high.
+    def _is_redundant(self, id: str, number: int, content_of_this: Callable[[], bytes]) -> bool:
+        """Whether the same message, with a copy number at least as high, is held here or known to be in a queue.
 
-        If it is here under a lower number, that one is acked: of two copies, all workers have to keep the same one.
+        If it is held here with a lower number, the held one is acked. All workers must keep the same one of two copies:
+        otherwise two workers could each drop the one that the other keeps.
         """
         if id not in self._ids and id not in self._copies:
             return False
@@ -285,7 +291,7 @@ class Subscription:
         if self._copies.is_outdated(id, content, number):
             return True
         tag, held_number = self._ids.get(id, (0, 0))
-        # A message that is being copied will be acked soon, so another copy must not be dropped in its favour.
+        # A held message that is being copied will be acked soon, so this copy must not be dropped in its favour.
         if tag not in self._held or self._copies.is_under_way(id):
             return False
         held = self._held[tag][2]
@@ -298,40 +304,41 @@ class Subscription:
 
     def _keep(self, consumer: BrokerConsumer | None, tag: int, properties: Any, delivery: Delivery) -> None:
         self._held[tag] = (consumer, properties, delivery)
-        self._last = tag
+        self._last_tag = tag
         if consumer is not None:
             consumer.left -= 1
-        if not self._bell.is_set():
-            self._bell.set()
+        if not self._wakeup.is_set():
+            self._wakeup.set()
 
-    # What is settled.
+    # Settling.
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
-        """Forget deliveries of this channel that are not settled."""
+        """Settle deliveries; those of other channels, and those that are settled already, are ignored."""
         acked = self._settled([tag for tag, _ in self._unsettled(deliveries)])
         self._unsent_acks = sorted([*self._unsent_acks, *acked])
-        # What is held and what is not told share the prefetch: if there is little room, the broker is told at once.
+        # Held messages and unsent acks share the prefetch. If little of it is left, send the acks now, or the broker
+        # would stop sending messages.
         room = sum(consumer.prefetch for consumer in self._consumers) - len(self._held)
         self._send_acks(max(0, room) // 2)
 
     def withdraw(self, deliveries: Sequence[Delivery]) -> None:
-        """Forget deliveries that may not have been handed over yet."""
+        """Ack deliveries that may not have been taken yet, and do not hand them over."""
         self.ack(deliveries)
         self._arrived = deque(one for _, one in self._unsettled(self._arrived))
         self._unfit = [one for _, one in self._unsettled(self._unfit)]
 
     def unsettled(self, deliveries: Sequence[Delivery]) -> list[tuple[Delivery, Any]]:
-        """Those that are not settled, with their properties."""
+        """Return the deliveries that are not settled, with their properties."""
         return [(one, self._properties(tag)) for tag, one in self._unsettled(deliveries)]
 
     def requeue_later(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
-        """Let the broker have them again after a while, if they are still here then."""
+        """Requeue deliveries after a delay, if they are not settled by then."""
         asyncio.get_running_loop().call_later(min(delay_s, REQUEUE_MAX_S), self._requeue, [*deliveries])
 
     def _unsettled(self, deliveries: Sequence[Delivery]) -> list[tuple[int, Delivery]]:
         if not self._channel.is_open:
             return []
-        found = ((int(one.receipt) - self._first, one) for one in deliveries)
+        found = ((int(one.receipt) - self._receipt_base, one) for one in deliveries)
         return [(tag, one) for tag, one in found if tag in self._held]
 
     def _properties(self, tag: int) -> Any:
@@ -339,30 +346,30 @@ class Subscription:
         return decoded(properties) if isinstance(properties, bytes) else properties
 
     def _requeue(self, deliveries: Sequence[Delivery]) -> None:
-        """Those that came too often are kept: each time counts, and a copy counts from the beginning."""
+        """Requeue deliveries, except those near the delivery limit: each requeue counts, so `receive` copies these."""
         mine = self._unsettled(deliveries)
         worn = {tag for tag, _ in mine if _is_near_delivery_limit(self._properties(tag))}
         if worn:
             self._unfit += (one for tag, one in mine if tag in worn)
-            self._bell.set()
-        # First, while they are still held: an ack for many would cover those that go back.
+            self._wakeup.set()
+        # Flush the acks while these deliveries are still held: afterwards, a `multiple` ack would cover them too.
         self.flush_acks()
         back = self._settled([tag for tag, _ in mine if tag not in worn])
         self._send_settlement(NACK, sorted(back))
 
     def flush_acks(self) -> None:
-        """Ack what waits to be acked: a word about others must not mean them too, and nobody may be left to say it."""
+        """Send all unsent acks, one by one if older deliveries are still held."""
         if self._channel.is_open:
             self._send_acks(0)
 
     def _send_acks(self, unsent_max: int) -> None:
-        """Ack as much as can be said in one word, and the rest too if it is more than that, or soon."""
+        """Send the acks that one `multiple` frame covers; send the rest if it exceeds `unsent_max`, otherwise later."""
         unsent = self._unsent_acks
-        together = self._together(unsent)
-        if len(unsent) - together > unsent_max:
-            together = len(unsent)
-        self._send_settlement(ACK, unsent[:together])
-        self._unsent_acks = unsent[together:]
+        count = self._count_cumulative(unsent)
+        if len(unsent) - count > unsent_max:
+            count = len(unsent)
+        self._send_settlement(ACK, unsent[:count])
+        self._unsent_acks = unsent[count:]
         if self._unsent_acks and self._ack_timer is None:
             self._ack_timer = asyncio.get_running_loop().call_later(ACK_LATER_S, self._flush_late)
 
@@ -380,21 +387,22 @@ class Subscription:
                 consumer.left += 1
         return tags
 
-    def _together(self, tags: list[int]) -> int:
-        """How many of these, in their order, come before everything that is not settled yet."""
+    def _count_cumulative(self, tags: list[int]) -> int:
+        """How many of these ascending tags are below every held one, so that one `multiple` frame covers them."""
         oldest = next(iter(self._held), None)
         return len(tags) if oldest is None else bisect_left(tags, oldest)
 
     def _send_settlement(self, method: int, tags: list[int]) -> None:
-        """Tell the broker about these and no others: one word for all up to the first that is not settled yet.
+        """Ack or nack exactly these tags, with one `multiple` frame for those below the oldest held one.
 
-        The last of those has to be one that the broker still waits for: others are no tags any more.
+        The tag of a `multiple` frame has to be unsettled at the broker, which otherwise closes the channel (unknown
+        delivery tag).
         """
-        self._channel.settle(method, tags, self._together(tags))
+        self._channel.settle(method, tags, self._count_cumulative(tags))
 
     def _cancelled(self, frame: Any) -> None:
         self._is_cancelled = True
-        self._bell.set()
+        self._wakeup.set()
 
 
 def _key_text(key: bytes) -> str:
@@ -402,5 +410,5 @@ def _key_text(key: bytes) -> str:
 
 
 def _is_near_delivery_limit(properties: Any) -> bool:
-    """Whether its queue may soon throw a message away."""
+    """Whether the queue may discard this message after a few more deliveries."""
     return times_before(properties.headers or {}, False) >= COPY_AFTER_DELIVERIES

@@ -9,7 +9,7 @@ import typer
 
 from keywise.cli.admin_options import AdminOptions, YesOption, audit_note, confirm
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, with_pipelines
-from keywise.cli.dead_letter_options import Filter, FoundLetter, by_number, meant, newest, summary
+from keywise.cli.dead_letter_options import Filter, FoundLetter, by_number, newest, selected, summary
 from keywise.cli.options import grouped
 from keywise.cli.output import (
     count,
@@ -123,7 +123,7 @@ def show(
 
     found = with_pipelines(app, pipeline, look)
     if json:
-        print_json(_whole(found))
+        print_json(_letter_json(found))
     else:
         _show(found)
 
@@ -173,7 +173,7 @@ def replay(
     by = audit_note(options.who, options.why)
 
     async def act(pipelines: list[OpenPipeline]) -> tuple[list[FoundLetter], list[tuple[FoundLetter, str]]]:
-        letters = await meant(pipelines, numbers or [], selection)
+        letters = await selected(pipelines, numbers or [], selection)
         if len(letters) > 1:
             confirm(f"Send {count(len(letters), 'letter')} again?", yes=yes)
         replayed, refused = [], []
@@ -220,7 +220,7 @@ def drop(
     by = audit_note(options.who, options.why)
 
     async def act(pipelines: list[OpenPipeline]) -> int:
-        letters, dropped = await meant(pipelines, numbers or [], selection), 0
+        letters, dropped = await selected(pipelines, numbers or [], selection), 0
         if letters:
             confirm(f"Delete {count(len(letters), 'letter')} for ever?", yes=yes)
         for found in letters:
@@ -247,7 +247,7 @@ async def _record(found: FoundLetter, what: str, by: AuditNote) -> None:
     await record(found.pipeline, by, HistoryRecord(0.0, what, letter.key, letter.version, f"letter {found.number}"))
 
 
-def _whole(found: FoundLetter) -> dict[str, Any]:
+def _letter_json(found: FoundLetter) -> dict[str, Any]:
     letter, text = found.letter, _text(found.letter.body)
     fields = summary(found) | {
         "source": letter.source,

@@ -59,7 +59,7 @@ def remove(
 
 
 def _change_json(pipeline: str, change: Change[Any]) -> dict[str, Any]:
-    """Return the written change as JSON fields."""
+    """Return the change that was written as JSON fields."""
     era, _, generation = change.order
     place = {"pipeline": pipeline, "key": change.key, "era": era, "version": change.version}
     return place | {"generation": max(0, generation), "deleted": change.deleted}

@@ -1,4 +1,4 @@
-"""`keywise ledger`: lists what a ledger holds, and copies it to another server or technology."""
+"""`keywise ledger`: lists the pipelines of a ledger, and copies them to another server or technology."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from keywise import adapters
 from keywise.app import App
 from keywise.cli.admin_options import WhoOption, WhyOption, YesOption, audit_note, confirm
 from keywise.cli.app_loader import AppOption, JsonOption, load
-from keywise.cli.commands.pause import note_that
+from keywise.cli.commands.pause import print_note
 from keywise.cli.options import grouped, suggestion
 from keywise.cli.output import count, duration, fail, plain, print_json, print_table, progress, refuse
 from keywise.core.admin import LedgerCounts
@@ -26,7 +26,7 @@ from keywise.core.errors import AdminError
 from keywise.core.ledger import TransferableLedger
 from keywise.core.url import Address, redacted
 from keywise.operate.admin import AuditNote
-from keywise.operate.copy_ledger import Checksums, LedgerCopy, LedgerHandle, Plan, TargetState, resting
+from keywise.operate.copy_ledger import Checksums, LedgerCopy, LedgerHandle, Plan, TargetState, check_at_rest
 
 app = typer.Typer(help="List what a ledger holds, or copy it to another server.", no_args_is_help=True)
 
@@ -139,7 +139,7 @@ class CopyReport(msgspec.Struct):
     lines: int | None = None
     digests: dict[str, str] = {}
     clock_shift_s: float = 0.0
-    """By how many seconds all times were shifted, because the clocks differ."""
+    """By how many seconds all times were shifted, because the clocks of both ledgers differ."""
 
     def __str__(self) -> str:
         figures = f"{count(self.keys, 'key')}, {count(self.letters, 'dead letter')}"
@@ -155,7 +155,7 @@ _OUTCOME_TEXTS = {"copied": "copied", "same": "nothing to do, both sides agree o
 
 
 class Copy:
-    """One run of the command: it copies pipelines one after another."""
+    """One run of `keywise ledger copy`; it copies one pipeline after another."""
 
     def __init__(self, options: CopyOptions, audit_note: AuditNote) -> None:
         self._options = options
@@ -166,7 +166,7 @@ class Copy:
         )
 
     async def run(self, loaded: App | None, names: Sequence[str]) -> list[CopyReport]:
-        """Check all pipelines first, so that nothing is copied if one of them cannot be copied."""
+        """Check all pipelines, then copy them; if one cannot be copied, none is."""
         chosen = _chosen(
             await _scopes(self._options.source, self._shared), loaded, names, redacted(self._options.source)
         )
@@ -188,8 +188,8 @@ class Copy:
         async with AsyncExitStack() as stack:
             source = await stack.enter_async_context(_opened(self._options.source, name, policy, self._shared))
             original = LedgerHandle(redacted(self._options.source), source)
-            # Check before the target is opened, because that creates files or tables.
-            await resting(name, original)
+            # Check the source first, because opening the target creates files or tables.
+            await check_at_rest(name, original)
             target = await stack.enter_async_context(_opened(there, name, policy, self._shared))
             task = self._bar.add_task(plain(name), total=(await source.admin.counts()).keys or None)
 
@@ -235,9 +235,9 @@ def _chosen(known: Sequence[str], loaded: App | None, names: Sequence[str], plac
     if not found:
         fail(f"there is nothing to copy: {place} knows no pipeline{' of this app' if loaded else ''}; {known_text}")
     if missing := [name for name in requested if name not in known]:
-        note_that(f"{place} holds nothing of {', '.join(missing)}, so there is nothing to copy of it")
+        print_note(f"{place} holds nothing of {', '.join(missing)}, so there is nothing to copy of it")
     if others := [name for name in known if name not in found and not names]:
-        note_that(f"{place} also knows {', '.join(others)}, which this app does not have; copy it with --pipeline")
+        print_note(f"{place} also knows {', '.join(others)}, which this app does not have; copy it with --pipeline")
     return found
 
 
@@ -265,7 +265,7 @@ async def _opened(url: str, name: str, policy: LedgerPolicy, shared: Shared) -> 
 
 
 def _check_place(url: str, name: str, *, exists: bool = False) -> None:
-    """Exit with status 2 if the URL cannot be right; nothing is opened."""
+    """Exit with status 2 if the URL cannot name a usable ledger; opens nothing."""
     address = Address(url, "", {})
     if address.scheme == "memory":
         refuse(f"{name} is {redacted(url)}, which lives and dies with one process; name a ledger that others can see")

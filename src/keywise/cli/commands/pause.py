@@ -106,7 +106,7 @@ def resume(chosen: KeysOptions, *, yes: YesOption = False, options: AdminOptions
     print_result(result, f"resumed {named(keys, is_pattern)} in {name}", json=options.json)
     others = _others(controls, keys, is_pattern)
     if others and not options.json:
-        note_that(others)
+        print_note(others)
 
 
 def named(keys: str, is_pattern: bool) -> str:
@@ -115,7 +115,7 @@ def named(keys: str, is_pattern: bool) -> str:
     return "every key" if keys == EVERYTHING else f"keys like {keys!r}"
 
 
-def note_that(note: str) -> None:
+def print_note(note: str) -> None:
     """Print a note, which is not an error, on stderr."""
     print(plain(f"Note: {note}"), file=sys.stderr)
 
@@ -129,7 +129,7 @@ async def _ask(verb: str, keys: str, opened: OpenPipeline) -> None:
 
 
 def _names(controls: Controls) -> str:
-    """Name some of what is paused: patterns first, because they cover most."""
+    """List some of the pauses; patterns come first, because they cover the most keys."""
     pauses = sorted(controls.pauses, key=lambda one: (not one.is_pattern, one.keys))
     names = ", ".join(named(one.keys, one.is_pattern) for one in pauses[:PAUSES_NAMED])
     return names + (f" and {len(pauses) - PAUSES_NAMED:,} more" if len(pauses) > PAUSES_NAMED else "")

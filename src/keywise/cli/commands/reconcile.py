@@ -20,7 +20,7 @@ from keywise.operate.admin import PipelineAdmin
 from keywise.operate.reconcile import Difference, Kind, Reconciler
 
 REPAIRS_MAX = 100_000
-"""At most this many keys are repaired in one run: they are kept in memory until the question is answered."""
+"""The most keys that one run repairs: they are kept in memory until the operator has confirmed the repair."""
 
 
 @grouped
@@ -62,7 +62,7 @@ def reconcile(
                 bar.update(task, completed=walk.keys_compared)
         if repair and report.wrong:
             confirm(f"Write {count(len(report.wrong), 'key')} of {admin.pipeline.name} again?", yes=yes)
-            await report.put_right(admin)
+            await report.repair(admin)
         return walk
 
     _, walk = perform(options, act, wait)
@@ -90,7 +90,7 @@ class ReconcileReport:
             self.wrong.append(found.key)
         self._print(msgspec.to_builtins(found), _format_difference(found))
 
-    async def put_right(self, admin: PipelineAdmin) -> None:
+    async def repair(self, admin: PipelineAdmin) -> None:
         for key in self.wrong:
             try:
                 await admin.force(key)

@@ -27,16 +27,16 @@ from keywise.observe.run_view import View
 _log = logging.getLogger("keywise")
 
 LOOK_S = 0.1
-"""After this long without an event, --until-empty checks whether the queues are empty."""
+"""--until-empty checks whether the queues are empty after this long without an event."""
 
 QUIET_S = 3.0
-"""After this long without a change that ends, --until-empty says which other workers it waits for."""
+"""--until-empty says which other workers it waits for when no change has ended for this long."""
 
 HELD_MAX = 5
-"""How many keys of other workers it names."""
+"""How many keys of other workers the message lists."""
 
 RETRY_S = 1.0
-"""How often --until-empty tries to reach the queues."""
+"""How long --until-empty waits before it tries again to open a pipeline."""
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -106,7 +106,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 
 def _configure_log(level: str | None) -> None:
-    """Log to stderr, unless the app has configured logging itself. A level that is given holds for keywise alone."""
+    """Log to stderr, unless the app has configured logging itself. `level` applies to keywise's logger only."""
     if level is not None and level.lower() not in LOG_LEVELS:
         refuse(f"--log-level: {level!r} is not known; write one of {', '.join(LOG_LEVELS)}")
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -115,7 +115,7 @@ def _configure_log(level: str | None) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process, even while a handler hangs in a thread that cannot be stopped."""
+    """End the process at once: a normal exit would wait for a handler that hangs in a thread."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -126,7 +126,7 @@ def leave(status: int) -> NoReturn:
 
 
 async def _work(app: App, names: Sequence[str], view: View, empty: asyncio.Event | None, *, wait: bool) -> None:
-    """Run until stopped, or if `empty` is given, until the queues are empty; then it is set."""
+    """Run until a signal stops it. With `empty`, also stop when the queues are empty, and then set `empty`."""
     try:
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(_stop_when_empty(app, names, view, empty)) if empty is not None else None
@@ -141,7 +141,7 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View, empty: as
     async with AsyncExitStack() as stack:
         opened = [await _open_when_reachable(app, name, stack) for name in names]
         sources = [source for pipeline in opened for _, source in pipeline.sources]
-        wait_s, said = LOOK_S, set[str]()
+        wait_s, warned = LOOK_S, set[str]()
         ended, quiet_since = 0, time.monotonic()
         while True:
             view.stirred = False
@@ -155,14 +155,14 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View, empty: as
                 # A message that is being processed or retried is not acked, so it counts.
                 backlogs = [await backlog_of(source) for source in sources]
                 if not any(one.seen for one in backlogs):
-                    _say_what_is_unknown(backlogs, said)
+                    _warn_of_unknown_depth(backlogs, warned)
                     if not any(one.unsure_s for one in backlogs):
                         empty.set()
                         app.stop()
                         return
-                elif "held" not in said and looked_at - quiet_since >= QUIET_S:
+                elif "held" not in warned and looked_at - quiet_since >= QUIET_S:
                     for pipeline in opened:
-                        await _say_what_others_hold(pipeline, app.owners, said)
+                        await _warn_of_other_holders(pipeline, app.owners, warned)
             # Counting a long queue takes a while; spend at most a tenth of the time on it.
             wait_s = max(LOOK_S, 10 * (time.monotonic() - looked_at))
 
@@ -172,33 +172,33 @@ async def _open_when_reachable(app: App, name: str, stack: AsyncExitStack) -> Op
         try:
             return await stack.enter_async_context(app.open(name, work=False))
         except UnavailableError:
-            # The worker reports it, and waits for it too.
+            # No message here: the worker in this process waits for the same server, and reports it.
             await asyncio.sleep(RETRY_S)
 
 
-def _say_what_is_unknown(backlogs: Sequence[Backlog], said: set[str]) -> None:
-    """Say once why empty queues may not be all, and for how long to wait for more."""
+def _warn_of_unknown_depth(backlogs: Sequence[Backlog], warned: set[str]) -> None:
+    """Warn once that messages may exist which cannot be counted, and say how long the command waits for them."""
     unsure_s = max(one.unsure_s for one in backlogs)
     advice = "; ".join({one.advice: None for one in backlogs if one.advice})
-    if unsure_s and "wait" not in said:
-        said.add("wait")
+    if unsure_s and "wait" not in warned:
+        warned.add("wait")
         hint = f"; {advice}" if advice else ""
         _log.warning(
             "--until-empty waits up to %d s more, because the broker may still be moving messages%s", unsure_s + 1, hint
         )
-    if advice and not unsure_s and "unknown" not in said:
-        said.add("unknown")
+    if advice and not unsure_s and "unknown" not in warned:
+        warned.add("unknown")
         _log.warning("--until-empty ends, though the depth is unknown: other consumers may hold messages; %s", advice)
 
 
-async def _say_what_others_hold(pipeline: OpenPipeline, here: Set[str], said: set[str]) -> None:
-    """Say once for which changes of other workers, which may be dead, a pipeline waits."""
+async def _warn_of_other_holders(pipeline: OpenPipeline, here: Set[str], warned: set[str]) -> None:
+    """Warn once that the pipeline waits for changes that other workers hold; those workers may be dead."""
     admin = pipeline.admin
     found = {key: await admin.inspect(key) for key in await pipeline.control_store.held("", HELD_MAX + 1)}
     others = {key: one.lease_until for key, one in found.items() if one and one.owner not in here}
     if not others:
         return
-    said.add("held")
+    warned.add("held")
     keys, left_s = list(others), max(others.values()) - await admin.now()
     number = f"more than {count(HELD_MAX, 'change')}" if len(keys) > HELD_MAX else count(len(keys), "change")
     begun = f"{number} that another worker has begun ({plain(some_keys(keys[:HELD_MAX], len(keys)))})"
@@ -210,7 +210,7 @@ async def _say_what_others_hold(pipeline: OpenPipeline, here: Set[str], said: se
 
 
 def _finish(work: Coroutine[Any, Any, None], showing: AbstractContextManager[None]) -> int:
-    """Run to the end; return the exit status. The loop is not closed, because that would wait for hung handlers."""
+    """Run to the end, and return the exit status. The loop is not closed: that would wait for handlers that hang."""
     try:
         with showing:
             asyncio.new_event_loop().run_until_complete(work)
@@ -226,22 +226,22 @@ def _finish(work: Coroutine[Any, Any, None], showing: AbstractContextManager[Non
 
 
 def _without_announced(observer: events.Observer) -> events.Observer:
-    """Keep from the log what `_announce` prints already, and the end, which the view shows with its figures."""
+    """Hide from the log the events that `_announce` prints, and `Stopped`, whose figures the view shows."""
     if not isinstance(observer, Log):
         return observer
-    return lambda event: None if _announced(event) or isinstance(event, events.Stopped) else observer(event)
+    return lambda event: None if _announcement(event) or isinstance(event, events.Stopped) else observer(event)
 
 
 def _announce(event: events.Event) -> None:
-    line = _announced(event)
+    line = _announcement(event)
     if line and isinstance(event, events.Stopped):
         _log.warning("%s", plain(line))
     elif line:
         print(plain(line), file=sys.stderr, flush=True)
 
 
-def _announced(event: events.Event) -> str:
-    """Return the line about a start or an end: the grade and strategy of each source, or what a pipeline waits for."""
+def _announcement(event: events.Event) -> str:
+    """Return the line to print about a start, a wait or an end; empty for other events."""
     match event:
         case events.Started():
             promise = PROMISES.get(event.grade, "")

@@ -83,7 +83,7 @@ class MessageSender:
                 await self._send(bodies[start : start + BATCH])
 
     async def send_lines(self, stream: BufferedReader) -> None:
-        """Send one document per line. Lines that arrive slowly are sent at once, not held until a batch is full."""
+        """Send one document per line. If input comes slowly, its lines do not wait for a full batch."""
         if stream.isatty():
             print("Reading one JSON document per line; end with Ctrl-D.", file=sys.stderr)
         number = 0
@@ -96,7 +96,7 @@ class MessageSender:
                         await self._send(good)
                     if wrong is not None:
                         line, before = number + wrong[0] + 1, count(self.sent, "message")
-                        fail(f"line {line} is no JSON document: {wrong[1]}; {before} before it sent")
+                        fail(f"line {line} is no JSON document: {wrong[1]}; sent so far: {before}")
                     number += len(lines)
                     bar.update(task, sent=self.sent)
 
@@ -152,7 +152,7 @@ def _batches(stream: BufferedReader, body_max_bytes: int) -> Iterator[list[bytes
         while len(lines) >= BATCH:
             yield lines[:BATCH]
             lines = lines[BATCH:]
-        # At the end of the stream, too, a read would not block.
+        # At the end of the stream a read does not block either, so the last lines are yielded below.
         if lines and not select.select([stream], [], [], 0)[0]:
             yield lines
             lines = []

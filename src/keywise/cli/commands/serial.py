@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from keywise.cli.admin_options import WhoOption, WhyOption, audit_note
 from keywise.cli.app_loader import AppOption, JsonOption, load, warn_if_in_memory
-from keywise.cli.commands.pause import KeysOptions, named, note_that
+from keywise.cli.commands.pause import KeysOptions, named, print_note
 from keywise.cli.options import grouped, parse_duration, require_storable, require_valid_key, suggestion
 from keywise.cli.output import count, duration, fail, iso, plain, print_json, print_table, refuse, stamp
 from keywise.core.serial.contract import CountsLostSessions, Ending, KeyState, Mode, Record, Switch
@@ -143,7 +143,7 @@ def switch(  # noqa: PLR0913 - one parameter per option
     else:
         print(plain(_switched(made, now)))
         if mode is ModeChoice.DEFAULT:
-            note_that("calls may still run without the lock; to remove the switch, run this again after that time")
+            print_note("calls may still run without the lock; to remove the switch, run this again after that time")
 
 
 @app.command()
@@ -239,7 +239,7 @@ def _chosen(target: str | None, name: str | None) -> SerialFunction:
 
 
 def _with(target: str | None, name: str | None, act: Callable[[Any, Any], Coroutine[Any, Any, T]]) -> tuple[str, T]:
-    """Open the store of the chosen function and run the action on it."""
+    """Open the backend of the chosen function, and run an action on it."""
     chosen = _chosen(target, name)
     return chosen.name, _opened(chosen, act)
 

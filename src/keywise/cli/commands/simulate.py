@@ -12,7 +12,7 @@ import typer
 from keywise.cli.app_loader import JsonOption
 from keywise.cli.options import grouped
 from keywise.cli.output import count, fail, print_error, print_json, print_line, print_table, progress, refuse
-from keywise.cli.simulate_handler import SEEDS as SEEDS_OF_OWN
+from keywise.cli.simulate_handler import SEEDS as HANDLER_SEEDS
 from keywise.cli.simulate_handler import TrialOptions, simulate_handler
 from keywise.core.sink import Grade
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SEEDS = 200
 NUMBERS = ("seeds", "violations", "cpu s")
-WITHOUT = "a handler is simulated without --serial, --replay, --jobs and --grade; --seed 17 shows one seed"
+HANDLER_USAGE = "a handler is simulated without --serial, --replay, --jobs and --grade; --seed 17 shows one seed"
 
 
 class GradeChoice(enum.StrEnum):
@@ -44,7 +44,7 @@ def simulate(  # noqa: PLR0913 - one parameter per option
     *,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help=f"How many seeds: {SEEDS} per grade, or {SEEDS_OF_OWN} for a handler."),
+        typer.Option(min=1, help=f"How many seeds: {SEEDS} per grade, or {HANDLER_SEEDS} for a handler."),
     ] = None,
     first_seed: Annotated[int, typer.Option(metavar="SEED", min=0, help="The first seed.")] = 0,
     grade: Annotated[GradeChoice, typer.Option(help="The grade of the simulated sink.")] = GradeChoice.ALL,
@@ -75,8 +75,8 @@ def simulate(  # noqa: PLR0913 - one parameter per option
     grades = _grades(grade, serial)
     if app is not None:
         if serial or replay is not None or jobs is not None or len(grades) == 1:
-            refuse(WITHOUT)
-        first, number = (first_seed, seeds or SEEDS_OF_OWN) if trial.seed is None else (trial.seed, 1)
+            refuse(HANDLER_USAGE)
+        first, number = (first_seed, seeds or HANDLER_SEEDS) if trial.seed is None else (trial.seed, 1)
         simulate_handler(app, trial, range(first, first + number), json)
         return
     if trial != TrialOptions():

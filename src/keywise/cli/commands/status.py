@@ -116,7 +116,7 @@ def _print_figures(found: list[PipelineFigures]) -> None:
 
 
 def format_depth(source: SourceFigures) -> str:
-    """Return the depth of a source, or as much as is known of it."""
+    """Format the depth of a source; if it cannot count all messages, a lower bound."""
     if source.depth is not None:
         return str(source.depth)
     return f"{source.seen} or more" if source.seen else "unknown"
@@ -148,7 +148,7 @@ def format_pause(pause: Pause, now: float) -> str:
 
 
 def _notes(figures: PipelineFigures, now: float) -> Iterator[str]:
-    """Yield what an operator has set, and what is wrong; nothing for most pipelines."""
+    """Yield notes on what an operator has set and on what is wrong; most pipelines have none."""
     if figures.era:
         yield f"era {figures.era}"
     keys = sorted((pause for pause in figures.pauses if not pause.is_pattern), key=lambda pause: pause.keys)

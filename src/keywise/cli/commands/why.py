@@ -1,4 +1,4 @@
-"""`keywise why KEY`: prints all that is known of one key, and what would happen to it next."""
+"""`keywise why KEY`: prints what the ledger knows of one key, and what would happen to its next change."""
 
 import time
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ LETTERS_SHOWN = 10
 MOMENTS = {"now", "at", "kept_until", "since", "until", "next_at", "repair_at"}
 """The fields of a report that are times."""
 
-MEETS = {
+FORECASTS = {
     "granted": "is applied",
     "stale": "is stale: acked, nothing is written",
     "duplicate": "is a duplicate: acked, nothing is written",
@@ -42,7 +42,7 @@ MEETS = {
 }
 
 COMPANY = {0: "", 1: ", on probation", 2: ", on probation by itself", 3: ", alone"}
-"""In which company the holder runs a change, by the level of the claim."""
+"""How isolated the holder runs a change, by the level of the claim."""
 
 REASONS = {
     "stale": "something newer was committed already",
@@ -83,7 +83,7 @@ def why(
         print_json({"key": key, "pipelines": reports}, moments=MOMENTS)
     else:
         for report in reports:
-            _print_story(report)
+            _print_report(report)
     if not reports:
         fail(
             f"no change to {key!r} was committed, tried or set aside in {', '.join(names)}; it may still be queued "
@@ -91,7 +91,7 @@ def why(
         )
 
 
-def _print_story(report: KeyReport) -> None:
+def _print_report(report: KeyReport) -> None:
     print_line(f"{report.key!r} in {report.pipeline} ({report.grade})", "bold")
     print_facts(_facts(report))
     for letter in report.letters[:1]:
@@ -109,7 +109,7 @@ def _row(line: HistoryRecord) -> tuple[str, ...]:
 
 
 def _facts(report: KeyReport) -> Iterator[tuple[str, str]]:
-    """Yield what is known as pairs of a name and a text. Absent facts are left out, unless the absence matters."""
+    """Yield pairs of a name and a text. A fact that is absent is left out, unless its absence matters."""
     for about in (_about_mark, _about_orders, _about_claim, _about_attempts, _about_suspicion, _about_letters):
         yield from about(report)
     for broker in report.brokers:
@@ -119,7 +119,7 @@ def _facts(report: KeyReport) -> Iterator[tuple[str, str]]:
     yield "next", "a change that arrives now:"
     for forecast_range in report.next:
         wait = f", at most {duration(forecast_range.wait_s)}" if forecast_range.wait_s else ""
-        yield "", f"{_range(forecast_range):<24} {MEETS[forecast_range.answer].format(wait=wait)}"
+        yield "", f"{_range(forecast_range):<24} {FORECASTS[forecast_range.answer].format(wait=wait)}"
 
 
 def _about_mark(report: KeyReport) -> Iterator[tuple[str, str]]:

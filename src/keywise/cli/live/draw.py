@@ -1,4 +1,4 @@
-"""Drawing of a run: a block of lines for each pipeline in a terminal, or one line for a log."""
+"""Draws the figures of a run: a block of lines per pipeline in a terminal, or one line for a log."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -14,7 +14,7 @@ SLOW_SHOWN = 3
 LABEL_WIDTH = 11
 NOTICE_LINES = 3
 KEY_MAX, CAUSE_MAX = 40, 300
-"""How many characters of a key and of a cause are shown: both may come from messages, and be of any length."""
+"""The most characters of a key and of a cause that are shown; both may come from messages, and be of any length."""
 
 BAD_STYLES = {"dead": "red", "failed attempts": "yellow"}
 STATE_STYLES = {"running": "green", "paused": "bold yellow", "draining": "yellow"}
@@ -196,6 +196,6 @@ def _packed(facts: Iterable[Text], width: int, gap: str) -> list[Text]:
         if lines and lines[-1].cell_len + len(gap) + fact.cell_len <= width:
             lines[-1].append(gap).append_text(fact)
         else:
-            # Append to an empty text: a style of the fact itself would colour the facts after it too.
+            # Append to an empty text: otherwise the style of the first fact would apply to the whole line.
             lines.append(Text().append_text(fact))
     return lines

@@ -1,6 +1,7 @@
-"""Display of a view during a run: redrawn in a terminal, or as lines of a log.
+"""Shows the figures during a run: redrawn in a terminal, or as lines of a log.
 
-It runs in its own thread, so that a slow terminal does not delay the work, nor a busy event loop the view.
+It runs in a thread, so that a slow terminal does not delay the event loop, and a busy event loop does not delay the
+display.
 """
 
 import logging
@@ -21,13 +22,13 @@ from keywise.observe.run_view import View
 
 DRAW_S = 0.25
 GATHER_S = 0.02
-"""Printed and logged lines wait this long for more, to be shown together."""
+"""How long a printed or logged line waits for more lines, so that they are shown together."""
 LINE_S = 5.0
-"""In a log, an active pipeline gets a line this often."""
+"""How often an active pipeline gets a line in a log."""
 LEAVE_S = 2.0
-"""How long the end waits for a terminal that accepts no output."""
+"""How long the end of the run waits for a terminal that accepts no output."""
 LINES_MAX = 10_000
-"""At most this many printed and logged lines wait for the next drawing."""
+"""The most printed and logged lines that wait for the next drawing; further ones are only counted."""
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def live_view(
     """Show the view inside the block: drawn on the console if it is a terminal, else as lines."""
     over = awake = threading.Event()
     with ExitStack() as stack:
-        # Variables that force colours do not make a terminal of a file.
+        # Ask the file, not the console: with FORCE_COLOR, the console takes a file for a terminal.
         if plain or not console.file.isatty() or console.is_dumb_terminal:
             work = partial(_write_lines, view, write_line, over)
         else:
@@ -171,7 +172,8 @@ def _draw(view: View, console: Console, lines: LineBuffer, over: threading.Event
         console.show_cursor(True)
         is_over = False
         while not is_over:
-            # Show a line soon after it arrives, because the process may end right after it; show many together.
+            # Show a line soon after it arrives, because the process may end right after it; but let a burst of lines
+            # gather.
             lines.arrived.wait(DRAW_S)
             is_over = over.wait(GATHER_S)
             if texts := lines.taken():

@@ -1,4 +1,4 @@
-"""The option `--watch`: it repeats a command that otherwise prints its result once."""
+"""The option `--watch`: repeats a command that otherwise prints its result once."""
 
 import io
 import json
@@ -106,7 +106,7 @@ def _show_text(found: str, _: float) -> None:
 
 
 def _show_screen(found: str, every_s: float) -> None:
-    """Write the whole screen in one call, over the last result, so that it does not flicker."""
+    """Write the whole screen over the last result, in one call, so that it does not flicker."""
     height = Console().height
     lines = [f"{stamp(time.time())}, every {duration(every_s)}", "", *found.splitlines()]
     if len(lines) >= height:
