@@ -35,6 +35,7 @@ PATTERN = re.compile(r"(?<![\w`.])(" + "|".join(WORDS) + r")(?![\w`(])", re.IGNO
 FOLDERS = (
     "src/keywise/core/",
     "src/keywise/flow/",
+    "src/keywise/ingest/",
     "src/keywise/testing/conformance/",
     "src/keywise/testing/handlers/",
 )

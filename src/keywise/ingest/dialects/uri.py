@@ -8,7 +8,7 @@ from keywise.ingest.versions import VersionScale
 def read_uri(body: bytes) -> list[Announcement]:
     """Read a URI. It has no version, so each object is read once within the retention.
 
-    The URI is not decoded, as `aws s3 ls` and `gcloud storage ls` print it. A line break at its end is dropped.
+    The URI is not decoded, as `aws s3 ls` and `gcloud storage ls` print it. One line feed at its end is dropped.
     """
     try:
         uri = body.decode()
@@ -16,6 +16,6 @@ def read_uri(body: bytes) -> list[Announcement]:
         raise MalformedError(
             "the message is no UTF-8 text; send the URI of one object, as in s3://bucket/name"
         ) from None
-    uri = uri.removesuffix("\n").removesuffix("\r")
+    uri = uri.removesuffix("\n")
     _, bucket, name = split_uri(uri)
     return [checked(ObjectEvent(uri, bucket, name, False, None, VersionScale.UNVERSIONED))]
