@@ -97,6 +97,15 @@ def test_a_sequencer_that_does_not_fit_is_a_dead_letter_with_what_to_do():
     assert "has 18 digits" in found.cause and "function: dialect=…" in found.cause
 
 
+def test_a_bad_event_of_eventbridge_is_a_dead_letter_too():
+    event = json.loads(golden("eventbridge_created").body)
+    for field, value, cause in (("sequencer", "z", "no hexadecimal number"), ("key", "", "names no object")):
+        event["detail"]["object"][field] = value
+        [found] = read_s3(json.dumps(event).encode())
+        assert isinstance(found, Unreadable) and cause in found.cause
+        event["detail"]["object"]["sequencer"] = "617f08299329d189"
+
+
 def test_a_record_without_a_sequencer_and_a_time_is_a_dead_letter():
     found = s3(aws_record("a", sequencer=None, eventTime=None))
     assert isinstance(found, Unreadable) and "neither a sequencer nor a time" in found.cause
@@ -127,6 +136,12 @@ def test_an_empty_object_is_an_object():
 def test_other_events_are_skipped_known_or_not(event: str):
     found = s3(aws_record("a", eventName=event))
     assert isinstance(found, Skipped) and found.reason is SkipReason.OTHER_EVENT
+
+
+def test_what_is_reported_of_a_hostile_name_can_be_stored_and_shown():
+    found = s3(aws_record("a%00%E2%80%AE%0A", eventName="New\0"))
+    assert isinstance(found, Skipped)
+    assert r"a\x00\u202e\n" in found.detail and found.detail.isprintable()
 
 
 NO_NOTIFICATION = {
