@@ -37,6 +37,14 @@ PURE = {
     "core/ledger_steps.py",
     "flow/coalesce.py",
     "flow/lanes.py",
+    "ingest/dialects/__init__.py",
+    "ingest/dialects/function.py",
+    "ingest/dialects/gcs.py",
+    "ingest/dialects/s3.py",
+    "ingest/dialects/uri.py",
+    "ingest/keys.py",
+    "ingest/notification.py",
+    "ingest/versions.py",
     "serial/mode_transitions.py",
 }
 

@@ -42,6 +42,7 @@ FOLDERS = (
     "src/keywise/flow/",
     "src/keywise/observe/",
     "src/keywise/operate/",
+    "src/keywise/ingest/",
     "src/keywise/testing/conformance/",
     "src/keywise/testing/handlers/",
 )

@@ -1,0 +1,34 @@
+"""The key of an object: its URI, or a prefix and a hash where the URI is longer than a key may be."""
+
+import re
+from hashlib import sha256
+
+from keywise.core.change import KEY_MAX_BYTES
+from keywise.core.errors import MalformedError
+
+HASH_MARK = "~sha256:"
+"""Stands between the prefix of a long URI and its hash."""
+
+
+def object_key(uri: str) -> str:
+    """Return the key of the object; two URIs never share one.
+
+    A URI of at most 512 bytes is its own key. The key of a longer one keeps what fits of its beginning, so that an
+    operator recognises it, and ends with the hash of the whole. Keep the URI beside such a key: it cannot be restored.
+    Raises `MalformedError` if no ledger can store the URI.
+    """
+    if "\0" in uri:
+        raise MalformedError(f"the URI {uri[:40]!r} contains NUL, which no ledger stores; rename the object")
+    try:
+        encoded = uri.encode()
+    except UnicodeEncodeError:
+        raise MalformedError(f"the URI {uri[:40]!r} contains a lone surrogate; rename the object") from None
+    # An object may be named like the key of another one. It is hashed as well, or the two would share a key.
+    if len(encoded) <= KEY_MAX_BYTES and not _is_shortened(uri):
+        return uri
+    ending = HASH_MARK + sha256(encoded).hexdigest()
+    # The cut may split a character, of which the rest is dropped.
+    return encoded[: KEY_MAX_BYTES - len(ending)].decode(errors="ignore") + ending
+
+
+_is_shortened = re.compile(rf".*{HASH_MARK}[0-9a-f]{{64}}", re.DOTALL).fullmatch
