@@ -329,5 +329,6 @@ def _has_entries(folder: Path) -> bool:
 
 
 async def _nothing() -> AsyncGenerator[bytes, None]:
-    for chunk in ():
+    nothing: tuple[bytes, ...] = ()
+    for chunk in nothing:
         yield chunk
