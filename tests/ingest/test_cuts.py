@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import tracemalloc
 
 import pytest
 from backports import zstd
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from ingest.chunked_store import chunked
 from ingest.reading import NEVER_STOPS, plan_of, read, records_of
 from keywise.core.errors import ObjectError
+from keywise.ingest.cutting import CutPlace, RowCutter
 from keywise.ingest.formats import CsvFormat, format_of
 from keywise.ingest.parts import NOTE_MAX_BYTES, Part, PartSettings
 from keywise.ingest.reader import ReadPlan
@@ -141,3 +143,21 @@ def test_a_note_of_something_else_is_refused():
     part = Part(0, [], [], 0, b'{"etag": 1}', False)
     with pytest.raises(ObjectError, match=r"a note that cannot be read .*; read the object from its start"):
         read(b"1\n", plan_of("lines"), after=part)
+
+
+@pytest.mark.parametrize(("name", "opening"), [("ndjson", b"{}\n"), ("csv", b'a,b\n1,2\n3,"')])
+def test_a_record_of_any_length_is_not_held_in_memory(name: str, opening: bytes):
+    chunk = b"x" * 1024 * 1024
+    cutter = RowCutter(format_of(name), PartSettings(), CutPlace())  # type: ignore[arg-type]
+    tracemalloc.start()
+    try:
+        assert list(cutter.feed(opening)) == []
+        for _ in range(200):
+            assert list(cutter.feed(chunk)) == []
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 * len(chunk)
+    cuts = [*cutter.feed(b'"\n5,6\n' if name == "csv" else b"\n[1]\n"), *cutter.finish()]
+    assert [bad.length for cut in cuts for bad in cut.bad][0] in (200 * len(chunk), 200 * len(chunk) + 4)
+    assert [record for cut in cuts for record in cut.records][-1] in (b"[1]", b"5,6")
