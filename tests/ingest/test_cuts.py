@@ -127,6 +127,13 @@ def test_a_part_has_no_more_rows_than_allowed():
     assert [part.is_last for part in parts] == [False, False, True]
 
 
+def test_reading_resumes_inside_a_block():
+    content, plan = b"aaaa\n" * 8, plan_of("lines", part_bytes=15, part_records=2)
+    parts = read(content, plan)
+    assert [part.count for part in parts] == [2, 1, 2, 1, 2]
+    assert read(content, plan, after=parts[0]) == parts[1:]
+
+
 def test_what_was_begun_is_cut_by_the_settings_of_its_beginning():
     content = b"a\nb\nc\nd\ne\nf\n"
     begun = read(content, plan_of("lines", part_records=2))
