@@ -122,3 +122,9 @@ async def test_leaving_early_ends_the_request():
         async for _ in parts:
             break
     assert ended.is_set()
+
+
+@awaited
+async def test_an_object_of_a_few_bytes_may_have_several_parts():
+    parts = await parts_of(ChunkedStore({"o": b"\n\na"}), "o", plan_of("lines", part_bytes=1))
+    assert [part.records for part in parts] == [[b""], [b""], [b"a"]]

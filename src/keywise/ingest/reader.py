@@ -111,14 +111,21 @@ class ObjectReader:
             yield part
 
     def _finish(self, decompressor: Decompressor, cutter: Cutter, begin: bytes) -> Iterator[Part]:
-        """Yield the rest. `begin` is the whole object if that is shorter than the mark of a compression."""
-        cuts = [cut for content in decompressor.feed(begin) for cut in cutter.feed(self._unskipped(content))]
-        decompressor.finish()
-        for cut in cutter.finish():
-            cuts.append(cut)
-            if len(cuts) > 1:
-                yield self._part(cuts.pop(0), decompressor)
-        yield self._part(cuts.pop(), decompressor, is_last=True)
+        """Yield the rest. `begin` is all that is left if that is shorter than the mark of a compression."""
+
+        def rest() -> Iterator[Cut]:
+            for content in decompressor.feed(begin):
+                yield from cutter.feed(self._unskipped(content))
+            decompressor.finish()
+            yield from cutter.finish()
+
+        last: Cut | None = None
+        for cut in rest():
+            if last:
+                yield self._part(last, decompressor)
+            last = cut
+        assert last is not None, "an object has at least one part"
+        yield self._part(last, decompressor, is_last=True)
 
     async def _chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of the object. A lost connection is opened again where it broke off."""
