@@ -12,6 +12,8 @@ from servers.process import START_S, ServerProcess
 
 PROGRAM = "weed"
 ACCESS_KEY, SECRET_KEY = "keywise", "keywise-secret"
+READER_KEY, READER_SECRET_KEY = "reader", "reader-secret"
+"""Of a second user, who may read objects and list nothing."""
 ACTIONS = ("Admin", "Read", "Write", "List", "Tagging")
 RPC_APART = 10_000
 """Each port for HTTP has one for RPC so far above it."""
@@ -29,11 +31,14 @@ class SeaweedServer:
         self._process = ServerProcess(folder, self._answers, {"HOME": str(folder)})
 
     def create(self) -> None:
-        """Make its data folder, and the one user."""
+        """Make its data folder, and the two users."""
         (self._folder / "data").mkdir()
-        credentials = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
-        identity = {"name": ACCESS_KEY, "credentials": credentials, "actions": ACTIONS}
-        (self._folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        users = ((ACCESS_KEY, SECRET_KEY, ACTIONS), (READER_KEY, READER_SECRET_KEY, ("Read",)))
+        identities = [
+            {"name": key, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}
+            for key, secret, actions in users
+        ]
+        (self._folder / "s3.json").write_text(json.dumps({"identities": identities}))
 
     def start(self) -> None:
         master, volume, filer = self._inner_ports

@@ -38,6 +38,7 @@ _redis: list[RedisServer] = []
 _http: list[HttpService] = []
 _opensearch: list[OpenSearchServer] = []
 _rabbitmq: list[RabbitServer] = []
+_seaweedfs: list[seaweedfs.SeaweedServer] = []
 
 
 def postgres() -> PostgresServer:
@@ -75,12 +76,20 @@ def rabbitmq() -> RabbitServer:
     return _rabbitmq[0]
 
 
+def seaweed() -> seaweedfs.SeaweedServer:
+    """The shared SeaweedFS; nobody may stop it."""
+    if not _seaweedfs:
+        _seaweedfs.append(_stack.enter_context(seaweedfs.seaweedfs_server()))
+    return _seaweedfs[0]
+
+
 def stop_all() -> None:
     _postgres.clear()
     _redis.clear()
     _http.clear()
     _opensearch.clear()
     _rabbitmq.clear()
+    _seaweedfs.clear()
     _stack.close()
 
 

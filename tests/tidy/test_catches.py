@@ -67,6 +67,7 @@ LOOKED_UP = {
     ("core/settings.py", "Settings.__post_init__"): "every field of the settings",
     ("flow/degraded/lazy_ledger.py", "_Part.__getattr__"): "passes every call on to the ledger once it is open",
     ("flow/intake.py", "FieldRoute.__call__"): "fields of a type that is made at run time",
+    ("ingest/parts.py", "PartSettings.__post_init__"): "every field of the settings",
 }
 
 

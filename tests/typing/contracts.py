@@ -14,6 +14,7 @@ from keywise.adapters.memory.serial import MemoryTurns
 from keywise.adapters.memory.serial_book import MemoryTurnBook
 from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.adapters.memory.source import MemorySource, MemoryTransactionalQueue
+from keywise.adapters.obstore.store import BucketStore, FolderStore
 from keywise.adapters.opensearch.sink import OpenSearchSink
 from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
@@ -47,6 +48,7 @@ from keywise.core.database import AsyncDatabase, FairWriteDatabase, SingleWriter
 from keywise.core.history import HistoryStore
 from keywise.core.ledger import Ledger, LosesWrites, MarkingLedger, PluggedLedger, TransferableLedger
 from keywise.core.ledger_steps import WorkingSet
+from keywise.core.object_store import ObjectStore
 from keywise.core.serial.contract import CountsLostSessions, TransactedTurns, Turns, TurnsOperator, TurnsTransaction
 from keywise.core.serial.steps import TurnBook
 from keywise.core.sink import AtomicSink, ReadableSink, Sink
@@ -135,6 +137,9 @@ MARKING_TRANSACTION: tuple[type[MarkingTransaction], ...] = (PostgresTransaction
 SINK: tuple[type[Sink], ...] = (MemorySink, HttpSink, OpenSearchSink, FunctionSink)
 ATOMIC_SINK: tuple[type[AtomicSink], ...] = (MemoryTable, SqliteSink, PostgresSink, TransactedFunctionSink)
 READABLE_SINK: tuple[type[ReadableSink], ...] = (MemorySink, MemoryTable, SqliteSink, PostgresSink, OpenSearchSink)
+
+# Object stores.
+OBJECT_STORE: tuple[type[ObjectStore], ...] = (BucketStore, FolderStore)
 
 # Databases.
 FAIR_WRITE_DATABASE: tuple[type[FairWriteDatabase], ...] = (SqliteDatabase,)

@@ -116,6 +116,7 @@ ROLES = {
     "ledgers": {"PluggedLedger"},
     "sinks": {"Sink", "AtomicSink"},
     "turns": {"Turns"},
+    "stores": {"ObjectStore"},
 }
 
 

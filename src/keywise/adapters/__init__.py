@@ -10,6 +10,7 @@ from typing import Any
 from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import AddressError, MissingExtraError, SettingsError
 from keywise.core.ledger import PluggedLedger
+from keywise.core.object_store import ObjectStore
 from keywise.core.serial.contract import TurnPolicy, Turns
 from keywise.core.sink import AtomicSink, Sink
 from keywise.core.source import Source
@@ -47,10 +48,11 @@ ADAPTERS = {
         "postgres-queue": "keywise.adapters.postgres.serial.queue_backend",
         **dict.fromkeys(REDIS, "keywise.adapters.redis.serial.backend"),
     },
+    "stores": dict.fromkeys(("s3", "gs", "file", "memory"), "keywise.adapters.obstore.store"),
 }
 
-# Packages of `keywise.adapters` that have a client library, by the extra that brings it.
-EXTRAS = {"postgres", "redis", "rabbitmq", "opensearch", "http"}
+# Packages of `keywise.adapters` that have a client library, with the extra that brings it.
+EXTRAS = {name: name for name in ("postgres", "redis", "rabbitmq", "opensearch", "http")} | {"obstore": "objects"}
 
 
 def connect_source(address: Address) -> Source:
@@ -77,6 +79,12 @@ def connect_turns(address: Address, owner: str, policy: TurnPolicy, *, backend: 
     with _discreet(address):
         turns: Turns = _finder("turns", address, backend or address.scheme)(address, owner, policy)
         return turns
+
+
+def connect_store(address: Address) -> ObjectStore:
+    with _discreet(address):
+        store: ObjectStore = _finder("stores", address, address.scheme)(address)
+        return store
 
 
 def schemes(role: str) -> dict[str, str]:
@@ -111,7 +119,7 @@ def load(module: str) -> Callable[..., Any]:
     try:
         plug = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        extra = next((word for word in module.split(".") if word in EXTRAS), module.rpartition(".")[2])
+        extra = next((EXTRAS[word] for word in module.split(".") if word in EXTRAS), module.rpartition(".")[2])
         raise MissingExtraError(
             f"{module} needs {error.name}, which is not installed; run: pip install 'keywise[{extra}]'"
         ) from error

@@ -40,6 +40,21 @@ class DatabaseError(KeywiseError):
     """A database cannot be used: it is missing, read-only or corrupt, access is denied, or a newer keywise wrote it."""
 
 
+class ObjectError(KeywiseError):
+    """An object cannot be read: its content is not what its format says, or its name cannot be asked for.
+
+    A retry cannot help. The object becomes a dead letter.
+    """
+
+
+class ObjectReplacedError(KeywiseError):
+    """An object was replaced while it was read. What was read so far is dropped, and it is read again."""
+
+
+class ObjectAccessError(KeywiseError):
+    """An object store refused a request. Whether the object exists is unknown."""
+
+
 class PermanentError(KeywiseError):
     """Raise it in a handler if nothing was written and a retry cannot help. The change becomes a dead letter."""
 

@@ -1,5 +1,6 @@
-"""Object ingest: notifications of object stores become changes whose keys are the URIs of the objects.
+"""Objects announced on a queue: notifications become changes, and objects are read in parts.
 
-`dialects/` reads the notifications of each kind of store, `versions.py` orders them, and `keys.py` names the objects.
-Stores are read and sinks are written elsewhere; queues are sources in `adapters/`, and `flow/` runs the pipeline.
+`dialects/` reads the notifications of each kind of store, `versions.py` orders them, `keys.py` names the objects, and
+`reader.py` reads one object in parts and resumes behind any of them. Object stores and queues are in `adapters/`, and
+`flow/` runs the pipeline.
 """
