@@ -193,9 +193,10 @@ class Consumer:
         sources, others = len(self._asked), sum(self._asked) - self._asked[index]
         room = min(self._lanes.room_for(index), self._lanes.room - others)
         most = min(max(1, self._lanes.capacity // sources), self._pipeline.settings.batch_max)
-        # While the lanes have enough, wait until a receive is worth its round trips.
-        least = most // 2 if 2 * len(self._lanes) > self._lanes.capacity else 1
-        return min(room, most) if room >= least else 0
+        # While enough lanes are ready, wait until a receive is worth its round trips. Lanes that are not ready do not
+        # count: what is received may be for an idle key, which must not wait for them.
+        least = most // 2 if self._lanes.ready_for(index) >= most // 2 else 1
+        return max(0, min(room, most)) if room >= least else 0
 
     async def _is_going(self) -> bool:
         """Wait while the pipeline is paused; False once it is stopped, paused or not."""

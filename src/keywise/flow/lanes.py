@@ -80,7 +80,7 @@ class Lanes:
         self.arrivals = Wakeup()
         """Notified when the worker should look at the lanes again: a change has arrived, or may be taken."""
         self.departures = Wakeup()
-        """Notified when there may be room for more deliveries."""
+        """Notified when there may be room for more deliveries, or fewer lanes are ready."""
         self._bulk = bulk
         self._debounce = debounce
         self._lanes: dict[str, Lane] = {}
@@ -120,6 +120,10 @@ class Lanes:
             return self.room
         kept_free = max(1, self.capacity // LIVE_BEFORE_BULK) - self._bulk_tickets
         return max(0, self.room - max(0, kept_free))
+
+    def ready_for(self, source: int) -> int:
+        """How many lanes may be taken before a delivery of this source that arrives now, or a few less."""
+        return len(self._ready) + (len(self._ready_bulk) if source in self._bulk else 0)
 
     def has_waiting(self, now: float) -> bool:
         """Whether a change waits that could be taken now, besides those that have to run alone."""
@@ -192,6 +196,8 @@ class Lanes:
             taken.append(self._start(lane))
             bulk_left -= is_bulk
             self._live_in_row = 0 if is_bulk else self._live_in_row + 1
+        if taken:
+            self.departures.notify()  # A source may wait until fewer lanes are ready.
         return taken
 
     def take_on_probation(self, level: Level, limit: int = 1) -> list[Ticket]:

@@ -36,6 +36,8 @@ class Repairer:
         self._heartbeat = heartbeat
         self._despite_pause = despite_pause
         self.due = self._next_due()
+        self.keys: set[str] = set()
+        """The keys that are being repaired, or claimed for that."""
         self._retry_at: dict[str, float] = {}
         """Suspect keys whose repair was tried, or refused, with the time of the next attempt."""
 
@@ -78,16 +80,27 @@ class Repairer:
         return await self.run_under(answer) if isinstance(answer, Claim) else f"the key is {answer.reason.value}"
 
     async def claim(self, key: str, level: Level) -> Claim | Refusal:
-        """Claim a key for its repair. The caller has to call `run_under` with the claim."""
+        """Claim a key for its repair. The caller has to call `run_under` or `release` with the claim."""
         pipeline, asked_at = self._pipeline, self._pipeline.clock()
         terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, level, self._despite_pause)
-        results = await pipeline.ledger.claim([ChangeHeader(key, None)], terms)
+        self.keys.add(key)
+        try:
+            results = await pipeline.ledger.claim([ChangeHeader(key, None)], terms)
+        except UnavailableError:
+            self.keys.discard(key)
+            raise
         self._heartbeat.hold(results.granted, asked_at)
         # A key that is refused, because it is paused for example, rests too: others have their turn before it.
         self._retry_at[key] = asked_at + pipeline.settings.horizon_s
         for claim in results.granted:
             return claim
+        self.keys.discard(key)
         return results.refused[key]
+
+    async def release(self, claim: Claim) -> None:
+        """End a claim whose repair has not begun."""
+        self._end(claim)
+        await self._pipeline.ledger.release([claim])
 
     async def run_under(self, claim: Claim, begins: Callable[[], None] = lambda: None) -> str:
         """Repair a claimed key, and end the claim; return why it was not repaired, or an empty text.
@@ -97,7 +110,11 @@ class Repairer:
         try:
             return await self._repair_under(claim, begins)
         finally:
-            self._heartbeat.drop([claim])
+            self._end(claim)
+
+    def _end(self, claim: Claim) -> None:
+        self._heartbeat.drop([claim])
+        self.keys.discard(claim.key)
 
     def would_run(self, claim: Claim) -> bool:
         """Whether `run_under` would run user code; otherwise it ends the claim at once."""

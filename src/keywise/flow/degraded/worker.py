@@ -5,7 +5,7 @@ Therefore each of these keys becomes suspect once the ledger is back, and is rep
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 
 from keywise.core import events
@@ -59,6 +59,7 @@ class DegradedWorker:
         self._journal = DirtyKeyJournal(journal_store, pipeline.settings.journal_keys_max)
         self._pace = Pace(pipeline.rate)
         self._running = 0
+        self._repaired: Set[str] = frozenset()
         self._stopping = False
 
     def stop(self) -> None:
@@ -68,12 +69,13 @@ class DegradedWorker:
         """Close the journals. Keys that the ledger does not know yet are left to the next worker."""
         self._journal.close()
 
-    async def is_settled(self, calls: Callable[[], int]) -> bool:
+    async def is_settled(self, calls: Callable[[], int], repaired: Set[str]) -> bool:
         """Whether changes may be claimed: the ledger answers, and knows every key that was written without it.
 
         While the ledger is down, this writes without it and returns False afterwards. `calls` returns how many calls
-        under claims still run.
+        under claims still run, and `repaired` always has the keys whose repairs run: those keys wait.
         """
+        self._repaired = repaired
         if self._pipeline.is_without_ledger:
             self.is_at_work = True
             try:
@@ -145,8 +147,9 @@ class DegradedWorker:
         for ticket in tickets:
             key = ticket.change.key
             wait_s = self._pace.wait_s(key, now)
-            if key in withheld:
-                # This key may have crashed another worker. Only the ledger counts crashes, so wait for it.
+            if key in withheld or key in self._repaired:
+                # A withheld key may have crashed another worker: only the ledger counts crashes, so wait for it.
+                # A repair that began before the outage still writes its key.
                 wait_s = WITHHELD_LOOK_S
             elif self._pipeline.controls.pauses_key(key):
                 wait_s = PAUSE_LOOK_S

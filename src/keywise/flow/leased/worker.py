@@ -5,7 +5,7 @@ A claim also records that its change is in flight. Therefore handlers that write
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -74,8 +74,12 @@ class Fallback(Protocol):
 
     def close(self) -> None: ...
 
-    async def is_settled(self, calls: Callable[[], int]) -> bool:
-        """Whether changes may be claimed. `calls` returns how many calls under claims still run."""
+    async def is_settled(self, calls: Callable[[], int], repaired: Set[str]) -> bool:
+        """Whether changes may be claimed.
+
+        `calls` returns how many calls under claims still run, and `repaired` always has the keys whose repairs run:
+        nothing else may write them.
+        """
 
     async def adopt(self, finished: Sequence[FinishedJob]) -> None:
         """Settle finished changes that the ledger could not record. Raises UnavailableError if nothing was settled."""
@@ -91,7 +95,7 @@ class WaitForLedger:
 
     def close(self) -> None: ...
 
-    async def is_settled(self, calls: Callable[[], int]) -> bool:
+    async def is_settled(self, calls: Callable[[], int], repaired: Set[str]) -> bool:
         return True
 
     async def adopt(self, finished: Sequence[FinishedJob]) -> None:
@@ -180,7 +184,7 @@ class LeasedWorker:
         while not self._stopping:
             # While the ledger is down, the fallback works here. Afterwards it makes the keys suspect that it wrote,
             # and no change is claimed before the ledger knows them all.
-            if not await self._fallback.is_settled(lambda: self._calls):
+            if not await self._fallback.is_settled(lambda: self._calls, self._repairer.keys):
                 continue
             # What has to run alone goes first: ordinary changes would keep this process from being idle.
             if self._may_run_alone() and await self._run_alone():
@@ -272,8 +276,7 @@ class LeasedWorker:
                 if await self._is_drained(0, key):
                     await self._repairer.run_under(answer)
                 else:
-                    self._heartbeat.drop([answer])
-                    await self._pipeline.ledger.release([answer])
+                    await self._repairer.release(answer)
         except UnavailableError as error:
             await self._pipeline.back_off(LEDGER, error, 1)
 

@@ -26,8 +26,8 @@ class SqliteTransaction:
         self._database = scope.database
         self._scope = scope
         self._policy = scope.policy
-        self._plain: set[str] = set()
-        """Of the keys that were decided: those that are idle, with a plainly lower mark."""
+        self._plain: dict[str, int] = {}
+        """Of the keys that were decided: those that are idle with a lower mark, and their versions."""
         self._now = scope.database.now()
 
     async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
@@ -56,10 +56,10 @@ class SqliteTransaction:
             with self._working_set(header.key for header in others) as working_set:
                 ledger_steps.mark(working_set, others)
 
-    def _plainly_newer(self, headers: Sequence[ChangeHeader], controls: Controls) -> set[str]:
-        """Return the keys of changes that all rules allow: SQLite compares the versions, and no entry is read."""
+    def _plainly_newer(self, headers: Sequence[ChangeHeader], controls: Controls) -> dict[str, int]:
+        """Return the versions of changes that all rules allow: SQLite compares the versions, and no entry is read."""
         if self._policy.rate is not None or not controls.is_plain:
-            return set()
+            return {}
         retention_s = self._policy.retention_s
         oldest = self._now - retention_s if retention_s is not None else -math.inf
         versions = {
@@ -67,8 +67,9 @@ class SqliteTransaction:
             for header in headers
             if (order := header.order) is not None and order[0] == 0 == order[2] and header.sent_at >= oldest
         }
-        rows = self.connection.execute(NOT_PLAIN, (self._scope.number, _json(versions))).fetchall()
-        return versions.keys() - {key for (key,) in rows}
+        for (key,) in self.connection.execute(NOT_PLAIN, (self._scope.number, _json(versions))).fetchall():
+            del versions[key]
+        return versions
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         with self._working_set(claim.key for claim in claims) as working_set:
