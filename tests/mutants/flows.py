@@ -17,7 +17,7 @@ from keywise.flow.leased.disposition import NOT_STARTED, Execution, Ran
 from keywise.flow.leased.executors import Job, TransactionExecutor
 from keywise.flow.leased.worker import LeasedWorker
 from keywise.flow.repair import Repairer
-from keywise.flow.transactional import PrefetchedBatch, QueueTransactionWorker
+from keywise.flow.transactional import QueueBatch, QueueTransactionWorker
 from mutants.mutant import Mutant
 
 _DONE = Ran(APPLIED, committed=True)
@@ -60,14 +60,14 @@ async def _lost_is_committed(self: TransactionExecutor, jobs: Sequence[Job]) -> 
 
 
 async def _reads_ahead_blindly(
-    self: QueueTransactionWorker, index: int, prefetched: PrefetchedBatch, batch: ExitStack, *, careful: bool
+    self: QueueTransactionWorker, index: int, prefetched: QueueBatch, batch: ExitStack, *, careful: bool
 ) -> None:
     async def end(*arguments: Any) -> Any:
         vars(self).pop("_read", None)
         return await _end(self, *arguments)
 
     if prefetched.deliveries:
-        vars(self).update(_read=lambda *_: prefetched.read_batch, _end=end)
+        vars(self).update(_read=lambda *_: prefetched, _end=end)
     try:
         await _transact(self, index, prefetched, batch, careful=careful)
     finally:
