@@ -340,8 +340,16 @@ def test_processes_that_start_at_once_on_an_empty_folder_agree(tmp_path):
     assert set(answers) == {"started"}
 
 
-def test_the_clock_of_a_file_does_not_fall_back_when_the_machine_boots_with_a_wrong_time(tmp_path):
-    """What was committed an hour ahead of the wall clock, before a reboot, has still passed after it."""
+@pytest.mark.parametrize(
+    "seen",
+    [
+        "insert into keywise_marks values (1, 'a', 0, 1, 0, 0, ?)",
+        "insert into keywise_active values (1, 'a', 7, 0, 0, null, json_object('updated_at', ?))",
+    ],
+    ids=["committed", "claimed"],
+)
+def test_the_clock_of_a_file_does_not_fall_back_when_the_machine_boots_with_a_wrong_time(tmp_path, seen):
+    """What was committed or claimed an hour ahead of the wall clock, before a reboot, has still passed after it."""
     path = str(tmp_path / "shop.db")
 
     async def committed_at() -> float:
@@ -350,6 +358,6 @@ def test_the_clock_of_a_file_does_not_fall_back_when_the_machine_boots_with_a_wr
 
     before = asyncio.run(committed_at())
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("insert into keywise_marks values (1, 'a', 0, 1, 0, 0, ?)", (before + 3600,))
+        connection.execute(seen, (before + 3600,))
         connection.execute("update keywise_meta set value = 'an earlier boot' where name = 'boot'")
     assert asyncio.run(committed_at()) >= before + 3600

@@ -71,7 +71,7 @@ class SqliteWorkingSet:
         keys = list(keys)
         wanted = msgspec.json.encode(keys).decode()
         active = load_active(self._connection, self._scope, wanted)
-        # What is going on with a key tells its mark too, so that row need not be read.
+        # The row of a key with something going on holds its mark too, so its row of marks need not be read.
         idle = msgspec.json.encode([key for key in keys if key not in active]).decode()
         for key, *row in self._connection.execute(_SQL["marks"], (self._scope, idle)):
             self._entries[key] = _idle(row)
