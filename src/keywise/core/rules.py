@@ -360,7 +360,7 @@ def is_prunable(entry: Entry, now: float, retention_s: float, policy: LedgerPoli
 
 def is_known(entry: Entry) -> bool:
     """Whether an entry holds more than the state of its rate limit."""
-    return kept(replace(entry, rate_at=0.0)) is not None
+    return entry.mark is not None or not entry.is_idle
 
 
 def kept(entry: Entry | None) -> Entry | None:

@@ -13,7 +13,7 @@ from keywise.adapters.sqlite.ledger.working_set import MARK, ORDERS, SqliteScope
 from keywise.core import ledger_steps
 from keywise.core.change import ChangeHeader, Order
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Claim, CommitResult, Entry, Refusal
+from keywise.core.entry import Advance, Claim, CommitResult, Entry, Refusal
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Commit
 
@@ -68,6 +68,10 @@ class SqliteTransaction:
                 active = [header for header in headers if header.key in self._active]
                 with self._working_set(header.key for header in active) as working_set:
                     ledger_steps.mark(working_set, active)
+
+    async def advance(self, advances: Sequence[Advance]) -> list[Claim]:
+        with self._working_set(advance.claim.key for advance in advances) as working_set:
+            return ledger_steps.advance(working_set, advances, is_repeatable=False)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         with self._working_set(claim.key for claim in claims) as working_set:
