@@ -44,6 +44,8 @@ class FinishedJob(msgspec.Struct, frozen=True):
     """A claimed change after its execution, or in place of it, and what to do with the change."""
 
     job: Job
+    claim: Claim
+    """As it is since its last position: progress forgives the failures before it."""
     execution: Execution
     disposition: Disposition
     cause: str
@@ -51,10 +53,6 @@ class FinishedJob(msgspec.Struct, frozen=True):
     @property
     def ticket(self) -> Ticket:
         return self.job.ticket
-
-    @property
-    def claim(self) -> Claim:
-        return self.job.claim
 
     @property
     def result(self) -> SinkResult:

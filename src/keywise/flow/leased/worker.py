@@ -118,6 +118,7 @@ class LeasedWorker:
         self._settlement = settlement
         self._lanes = lanes
         self._heartbeat = heartbeat
+        heartbeat.on_progress = lanes.arrivals.notify
         self._executor = executor
         self._fallback = fallback
         self._stopping = False
@@ -294,7 +295,9 @@ class LeasedWorker:
             return
         self._dispatch([job])
         alone_s = min(pipeline.settings.lease_s * 2**claim.late_deaths, pipeline.settings.runtime_max_s)
-        await self._until(lambda: not self._open, alone_s)
+        await self._until(lambda: not self._open or self._has_progressed(claim), alone_s)
+        if self._has_progressed(claim):
+            return  # The ledger has forgiven the deaths: nothing has to wait for the other parts.
         # The change has outlasted its time alone. Record that first, then let other changes begin: a later death may be
         # their fault.
         # After a stop nothing else begins, so the change stays alone. If the claim is lost, nothing is left to store,
@@ -309,6 +312,9 @@ class LeasedWorker:
         deadline = self._pipeline.clock() + limit_s
         while not condition() and not self._stopping and (left_s := deadline - self._pipeline.clock()) > 0:
             await self._lanes.arrivals.wait(left_s)
+
+    def _has_progressed(self, claim: Claim) -> bool:
+        return self._heartbeat.current(claim).level is not claim.level
 
     def _is_idle(self, most: int) -> bool:
         """Whether at most so many changes are open, no repair runs, and a worker is free to begin."""
@@ -473,15 +479,15 @@ class LeasedWorker:
             self._finish(job, NOT_STARTED)
 
     def _finish(self, job: Job, execution: Execution) -> None:
-        settings = self._pipeline.settings
+        settings, claim = self._pipeline.settings, self._heartbeat.current(job.claim)
         match execution:
             case Ran(result=result):
                 cause = result.cause
             case CutOff(cause=cause):
                 pass
             case _:
-                cause = exhausted(job.claim, settings) or ""
-        self._done.append(FinishedJob(job, execution, dispose(execution, job.claim, settings), cause))
+                cause = exhausted(claim, settings) or ""
+        self._done.append(FinishedJob(job, claim, execution, dispose(execution, claim, settings), cause))
         self._done_wakeup.notify()
 
     # Commit.
@@ -496,7 +502,7 @@ class LeasedWorker:
                         await self._conclude(some)
                 self._count([one.job for one in finished], -1)
                 for one in finished:
-                    if one.claim.level in ON_PROBATION:
+                    if one.job.claim.level in ON_PROBATION:
                         has_run = not isinstance(one.execution, NotStarted)
                         self._company.window.end(one.claim.token, clean=has_run)
                 self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name, changes=len(finished)))
