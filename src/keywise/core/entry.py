@@ -155,7 +155,7 @@ class Claim(msgspec.Struct, frozen=True):
     position: Position | None = None
     """Where to resume; None starts at the beginning. An earlier holder has kept it, at the same order."""
     extent: int = 0
-    """The extent of the key when the claim was granted, whatever order it belongs to: see `Entry.extent`."""
+    """The extent of the key when the claim was granted, over all orders: see `Entry.extent`."""
 
 
 class Advance(msgspec.Struct, frozen=True):

@@ -332,7 +332,7 @@ async def a_part_is_not_repeated_in_a_transaction(bench: LedgerBench) -> None:
 
 @POSITION_TRANSACTION_PROMISES.add(SAFE)
 async def an_old_token_advances_nothing_in_a_transaction(bench: LedgerBench) -> None:
-    """A claim that was taken over is refused inside a transaction too, whatever place it names."""
+    """A claim that was taken over is refused inside a transaction too, at any place."""
     old = await advanced(bench)
     bench.expire()
     await bench.take(5, "w2", level=Level.ALONE)
