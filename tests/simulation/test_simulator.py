@@ -49,6 +49,9 @@ QUICK_MUTANTS = {
     "notes go before their keys are suspect": 20,
     "a sink that is away counts as untouched": 20,
     "a sink that is away costs an attempt": 60,
+    "a takeover loses the position": 10,
+    "a transaction repeats a part": 20,
+    "progress does not forgive crashes": 10,
 }
 
 
