@@ -26,6 +26,7 @@ ADAPTERS = {
         "sqlite": "keywise.adapters.sqlite.source",
         **dict.fromkeys(POSTGRES, "keywise.adapters.postgres.source"),
         **dict.fromkeys(("amqp", "amqps"), "keywise.adapters.rabbitmq.source"),
+        "sqs": "keywise.adapters.sqs.source",
     },
     "ledgers": {
         "memory": "keywise.adapters.memory.ledger",
@@ -50,7 +51,7 @@ ADAPTERS = {
 }
 
 # Packages of `keywise.adapters` that have a client library, by the extra that brings it.
-EXTRAS = {"postgres", "redis", "rabbitmq", "opensearch", "http"}
+EXTRAS = {"postgres", "redis", "rabbitmq", "opensearch", "http", "sqs"}
 
 
 def connect_source(address: Address) -> Source:
