@@ -1,8 +1,9 @@
 """A real ElasticMQ for tests, which speaks Amazon SQS: on a free port of this machine, stopped by its process id."""
 
 import http.client
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from servers import jars, machine
@@ -33,10 +34,13 @@ messages-storage {
 class ElasticMqServer:
     """One server; it can be stopped and started again on the same port, and on the same data if it is durable."""
 
-    def __init__(self, home: Path, folder: Path, *, is_durable: bool) -> None:
+    def __init__(
+        self, home: Path, folder: Path, *, is_durable: bool, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.port = machine.free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._process = ServerProcess(folder, self._answers)
+        self._date = ""
+        self._process = ServerProcess(folder, self._answers, environment)
         settings = folder / "settings.conf"
         text = SETTINGS + (DURABLE if is_durable else "")
         settings.write_text(text.replace("PORT", str(self.port)).replace("FOLDER", str(folder)))
@@ -66,10 +70,16 @@ class ElasticMqServer:
             connection.request("GET", "/?" + "&".join(f"{name}={value}" for name, value in words.items()))
             answer = connection.getresponse()
             body = answer.read().decode()
+            self._date = answer.getheader("Date", "")
             assert answer.status < 300, body
             return body
         finally:
             connection.close()
+
+    def date(self) -> float:
+        """What the server takes for the time, as its answers say; whole seconds."""
+        self.ask("ListQueues")
+        return parsedate_to_datetime(self._date).timestamp()
 
     @property
     def pid(self) -> int:
@@ -83,11 +93,16 @@ class ElasticMqServer:
 
 
 @contextmanager
-def elasticmq_server(scratch: str | None = machine.IN_MEMORY, *, is_durable: bool = False) -> Iterator[ElasticMqServer]:
+def elasticmq_server(
+    scratch: str | None = machine.IN_MEMORY,
+    *,
+    is_durable: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[ElasticMqServer]:
     """A new server that ends with the context."""
     home = find_home()
     with machine.scratch_folder(NAME, scratch) as folder:
-        server = ElasticMqServer(home, folder, is_durable=is_durable)
+        server = ElasticMqServer(home, folder, is_durable=is_durable, environment=environment)
         try:
             server.start()
             yield server

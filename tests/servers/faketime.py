@@ -14,6 +14,32 @@ def shifted(ahead_s: int, *, boot_too: bool = False) -> dict[str, str]:
     return {"LD_PRELOAD": str(find_library()), "FAKETIME": f"{ahead_s:+d}s", **kept}
 
 
+class MovableClock:
+    """The wall clock of a process, which a test moves ahead while the process runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "ahead"
+        self._ahead_s = 0.0
+        self.advance(0.0)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of the process; its clocks that only count are left alone."""
+        return {
+            "LD_PRELOAD": str(find_library()),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def advance(self, seconds: float) -> None:
+        self._ahead_s += seconds
+        # In one step: the process reads the file whenever it looks at the clock.
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text(f"+{self._ahead_s:.3f}s\n")
+        fresh.replace(self._file)
+
+
 def find_library() -> Path:
     """Where it is."""
     return machine.installed("faketime", _installed)

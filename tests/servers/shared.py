@@ -4,9 +4,10 @@ import os
 from contextlib import ExitStack
 
 from servers import elasticmq, pgbouncer, pubsub, seaweedfs
-from servers.faketime import find_library
+from servers.elasticmq import ElasticMqServer, elasticmq_server
+from servers.faketime import MovableClock, find_library
 from servers.http import HttpService, find_openssl, http_service
-from servers.machine import MissingServerError
+from servers.machine import MissingServerError, scratch_folder
 from servers.opensearch import TIGHT, OpenSearchServer, opensearch_server
 from servers.opensearch import find_home as find_opensearch
 from servers.postgres import PostgresServer, find_binaries, postgres_server
@@ -38,6 +39,8 @@ _redis: list[RedisServer] = []
 _http: list[HttpService] = []
 _opensearch: list[OpenSearchServer] = []
 _rabbitmq: list[RabbitServer] = []
+_elasticmq: list[ElasticMqServer] = []
+_moved_elasticmq: list[tuple[ElasticMqServer, MovableClock]] = []
 
 
 def postgres() -> PostgresServer:
@@ -75,12 +78,30 @@ def rabbitmq() -> RabbitServer:
     return _rabbitmq[0]
 
 
+def elasticmq() -> ElasticMqServer:
+    """The shared ElasticMQ; nobody may stop it."""
+    if not _elasticmq:
+        _elasticmq.append(_stack.enter_context(elasticmq_server()))
+    return _elasticmq[0]
+
+
+def moved_elasticmq() -> tuple[ElasticMqServer, MovableClock]:
+    """A second shared ElasticMQ, whose clock any test may move ahead."""
+    if not _moved_elasticmq:
+        clock = MovableClock(_stack.enter_context(scratch_folder("clock")))
+        server = _stack.enter_context(elasticmq_server(environment=clock.environment))
+        _moved_elasticmq.append((server, clock))
+    return _moved_elasticmq[0]
+
+
 def stop_all() -> None:
     _postgres.clear()
     _redis.clear()
     _http.clear()
     _opensearch.clear()
     _rabbitmq.clear()
+    _elasticmq.clear()
+    _moved_elasticmq.clear()
     _stack.close()
 
 

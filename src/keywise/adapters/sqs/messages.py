@@ -102,7 +102,7 @@ def delivery_of(message: Mapping[str, Any], received_at: float, date: str) -> Sq
         group,
         received_at,
         receives,
-        max(0.0, note.delay_s - (_seconds_of(date) - sent_at)) if note.delay_s else 0.0,
+        max(0.0, note.delay_s - (_latest_at(date) - sent_at)) if note.delay_s else 0.0,
         note,
         attributes,
     )
@@ -236,9 +236,9 @@ def _size_of(attribute: Mapping[str, Any]) -> int:
     return len(attribute["DataType"]) + len(attribute["BinaryValue"] if value is None else value.encode())
 
 
-def _seconds_of(date: str) -> float:
-    """The time that an answer says, by the clock of the service; that of this machine if it says none."""
+def _latest_at(date: str) -> float:
+    """The latest time that the date of an answer may mean, by the clock of the service; it has whole seconds."""
     try:
-        return parsedate_to_datetime(date).replace(tzinfo=UTC).timestamp()
+        return parsedate_to_datetime(date).replace(tzinfo=UTC).timestamp() + 1.0
     except (ValueError, TypeError):
         return time.time()

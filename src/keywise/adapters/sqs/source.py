@@ -46,6 +46,7 @@ DELAY_MAX_S = 900
 RENEWED_S = 1
 """Delay of a copy of a message that is being processed, so that original and copy do not come together."""
 COPIES_MAX = 20
+RECEIVES_ENOUGH = 4
 REQUESTS, REQUESTS_MAX = 16, 100
 MESSAGE_MAX_BYTES, BATCH_MIN_BYTES = 1_048_576, 262_144
 """What SQS takes at the most in a message and in a batch; and what it takes in a batch of any queue."""
@@ -187,17 +188,17 @@ class SqsSource:
         return [int(attributes.get(name, 0)) for name in COUNTS]
 
     def _renewing_from(self, policy: str | None) -> int | None:
-        """After how many receives a message has to be copied; one before the last, if there are enough."""
+        """At which receive a message has to be copied: one before the last, if that leaves two hand-overs."""
         if not policy or self._settings.copies_max == 0:
             return None
         receives_max = int(json.loads(policy).get("maxReceiveCount", VISIBILITY_MAX_S))
         if receives_max <= 1:
             raise DatabaseError(
                 f"{self._service.name}: the redrive policy of the queue has maxReceiveCount={receives_max}, so a "
-                "message whose worker is restarted goes to the dead-letter queue; raise it to 3 or more, or accept "
+                f"message whose worker is restarted goes to the dead-letter queue; raise it to {RECEIVES_ENOUGH} or more, or accept "
                 "that with copies=0 in the URL"
             )
-        return max(2, receives_max - 1)
+        return receives_max - 1 if receives_max >= RECEIVES_ENOUGH else receives_max
 
     async def _check_right_to_send(self) -> None:
         """An empty batch sends nothing; a user without the right to send is refused all the same."""
