@@ -195,8 +195,8 @@ class SqsSource:
         if receives_max <= 1:
             raise DatabaseError(
                 f"{self._service.name}: the redrive policy of the queue has maxReceiveCount={receives_max}, so a "
-                f"message whose worker is restarted goes to the dead-letter queue; raise it to {RECEIVES_ENOUGH} or more, or accept "
-                "that with copies=0 in the URL"
+                f"message whose worker is restarted goes to the dead-letter queue; raise it to {RECEIVES_ENOUGH} or "
+                "more, or accept that with copies=0 in the URL"
             )
         return receives_max - 1 if receives_max >= RECEIVES_ENOUGH else receives_max
 
