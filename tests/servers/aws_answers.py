@@ -1,6 +1,7 @@
 """A proxy in front of ElasticMQ: it answers as Amazon SQS does where ElasticMQ is lenient, and notes what is asked."""
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -29,12 +30,17 @@ class AwsAnswers:
         self.false_zeros = 0
         """So many times the counts of a queue are answered as zero."""
         self._server_url = server_url
+        self._receives: Counter[str] = Counter()
         self._hidden_until: dict[str, float] = {}
         self._received_at: dict[str, float] = {}
         self._session: aiohttp.ClientSession | None = None
 
     def of(self, action: str) -> list[Asked]:
         return [asked for one, asked in self.asked if one == action]
+
+    def receives_of(self, queue: str) -> int:
+        """How many messages of a queue were handed over, one that came twice counted twice."""
+        return self._receives[queue]
 
     async def serve(self, request: web.Request) -> web.Response:
         action = request.headers.get("X-Amz-Target", "").rpartition(".")[2]
@@ -67,6 +73,7 @@ class AwsAnswers:
         if action == "ReceiveMessage":
             now = boot_time()
             for message in answer.get("Messages", ()):
+                self._receives[asked["QueueUrl"].rpartition("/")[2]] += 1
                 self._received_at[message["ReceiptHandle"]] = now
                 self._hidden_until[message["ReceiptHandle"]] = now + asked["VisibilityTimeout"]
         elif action == "ChangeMessageVisibilityBatch":

@@ -11,6 +11,7 @@ from keywise.core.errors import DatabaseError
 from running import awaited
 from servers import shared
 from servers.aws_answers import AwsAnswers, aws_answers
+from servers.fault_proxy import fault_proxy
 
 pytestmark = pytest.mark.server("elasticmq")
 
@@ -167,14 +168,24 @@ async def test_a_queue_that_allows_a_single_receive_is_refused():
 
 
 @awaited
-async def test_a_copy_has_a_deduplication_id_that_is_the_same_if_it_is_repeated():
-    queue, _ = redriven(3, ".fifo")
-    async with aws_answers(shared.elasticmq().url) as aws, source_at(aws.port, queue) as source:
+async def test_a_copy_that_is_repeated_on_a_fifo_queue_is_there_once():
+    """The answer to the first copy is lost, so the original is handed over once more, and copied again."""
+    queue, dead = redriven(4, ".fifo")
+    async with (
+        fault_proxy(shared.elasticmq().port) as proxy,
+        source_at(proxy.port, queue) as source,
+        source_at(shared.elasticmq().port, dead) as letters,
+    ):
         await source.send_again(b"one", {}, "g")
-        for _ in range(2):
-            held = await received(source, 1)
-            await source.release(held, 0.0)
-        sent = [asked["Entries"][0] for asked in aws.of("SendMessageBatch")[1:]]
-        assert len(sent) >= 2
-        assert sent[1]["MessageDeduplicationId"] == f"keywise.{held[0].id}.1"
-        assert {one["MessageGroupId"] for one in sent} == {"g"}
+        for count in (1, 2):
+            [held] = await received(source, 1)
+            assert held.count == count
+            await source.release([held], 0.0)
+        proxy.lose_answer(b"SendMessageBatch")
+        [held] = await received(source, 1)
+        assert (held.count, proxy.pending) == (3, 0)
+        await source.release([held], 0.0)
+        [copy] = await received(source, 1)
+        assert (copy.id, copy.routing_key, copy.count) == (held.id, "g", 5)
+        await source.ack([copy])
+        assert (await source.depth(), await letters.depth()) == (0, 0)
