@@ -28,13 +28,15 @@ class MovableClock:
         return {
             "LD_PRELOAD": str(find_library()),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
-            "FAKETIME_NO_CACHE": "1",
+            # The process looks at the clock thousands of times a second, and reads the file once in a second.
+            "FAKETIME_CACHE_DURATION": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }
 
     def advance(self, seconds: float) -> None:
+        """The process sees it about a second later."""
         self._ahead_s += seconds
-        # In one step: the process reads the file whenever it looks at the clock.
+        # In one step: the process may read the file at any moment.
         fresh = self._file.with_suffix(".new")
         fresh.write_text(f"+{self._ahead_s:.3f}s\n")
         fresh.replace(self._file)

@@ -11,11 +11,14 @@ from urllib.parse import quote
 from keywise.adapters.sqs.service import SqsService
 from keywise.adapters.sqs.source import SqsSettings, SqsSource
 from keywise.testing.conformance import SourceBench
+from keywise.testing.conformance.promise import UncheckedError
 from servers import shared
 from servers.elasticmq import ElasticMqServer
 from servers.faketime import MovableClock
 
 ACCOUNT = "000000000000"
+VISIBILITY_S = 900.0
+"""Long, so that nothing comes back only because the machine is busy."""
 
 _numbers = itertools.count(1)
 
@@ -48,15 +51,29 @@ def advance(server: ElasticMqServer, clock: MovableClock, seconds: float) -> Non
         pass
 
 
-def sqs_source(ending: str) -> Callable[[], Any]:
+def sqs_source(ending: str, *, is_moved: bool) -> Callable[[], Any]:
+    """On the server whose clock can be moved, which is slow, or on the usual one."""
+
     @asynccontextmanager
     async def make() -> AsyncIterator[SourceBench]:
-        server, clock = shared.moved_elasticmq()
+        moves = refuse_to_move
+        server = shared.elasticmq()
+        if is_moved:
+            server, clock = shared.moved_elasticmq()
+            moves = partial(advance, server, clock)
         queue = created(server, fresh("queue") + ending)
-        async with source_at(server.port, queue) as source, source_at(server.port, queue) as another:
-            yield SourceBench(source=source, another=another, advance=partial(advance, server, clock))
+        async with (
+            source_at(server.port, queue, visibility_s=VISIBILITY_S) as source,
+            source_at(server.port, queue, visibility_s=VISIBILITY_S) as another,
+        ):
+            yield SourceBench(source=source, another=another, advance=moves)
 
     return make
 
 
-SOURCES = {"sqs.source": {"sqs": sqs_source(""), "sqs fifo": sqs_source(".fifo")}}
+def refuse_to_move(seconds: float) -> None:
+    raise UncheckedError("this promise needs a clock that can be moved")
+
+
+ENDINGS = {"sqs": "", "sqs fifo": ".fifo"}
+SOURCES = {"sqs.source": {name: sqs_source(ending, is_moved=True) for name, ending in ENDINGS.items()}}

@@ -49,23 +49,23 @@ def test_the_table_ends_exact_under_duplicates_and_disorder(tmp_path: Path):
 
 
 def test_messages_are_received_once_however_long_they_wait_and_work():
-    """Ten changes of one second each, one at a time, on a visibility timeout of two seconds."""
+    """Eight changes of two seconds each, one at a time, on a visibility timeout of six seconds."""
     applied: list[str] = []
 
     async def story() -> None:
         queue = created(shared.elasticmq(), fresh("slow"))
         app = keywise.App("memory://")
-        pipeline = app.pipeline("slow", key="key", version="version", lease="2s", concurrency=1, **QUICK)
+        pipeline = app.pipeline("slow", key="key", version="version", lease="6s", concurrency=1, **QUICK)
 
         @pipeline.apply
         async def work_on(change: keywise.Change) -> None:
-            await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.7)
+            await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=2.0)
             applied.append(change.key)
 
         async with aws_answers(shared.elasticmq().url) as aws:
             pipeline.source(url_of(aws.port, queue))
             async with source_at(shared.elasticmq().port, queue) as source, app:
-                await source.send([b'{"key": "k%d", "version": 1}' % number for number in range(10)])
+                await source.send([b'{"key": "k%d", "version": 1}' % number for number in range(8)])
                 work = asyncio.create_task(app.run(handle_signals=False))
 
                 async def is_drained() -> bool:
@@ -75,10 +75,10 @@ def test_messages_are_received_once_however_long_they_wait_and_work():
                 app.stop()
                 await work
             visible = [asked["VisibilityTimeout"] for asked in aws.of("ReceiveMessage")]
-            assert set(visible) == {2} and aws.receives_of(queue) == 10
+            assert set(visible) == {6} and aws.receives_of(queue) == 8
 
     run(story(), limit_s=60)
-    assert sorted(applied) == sorted(f"k{number}" for number in range(10))
+    assert sorted(applied) == sorted(f"k{number}" for number in range(8))
 
 
 def test_a_dead_letter_keeps_attributes_and_group_and_a_replay_sends_them_again(tmp_path: Path):
