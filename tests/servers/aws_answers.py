@@ -29,6 +29,9 @@ class AwsAnswers:
         """Actions that the caller has no right to."""
         self.false_zeros = 0
         """So many times the counts of a queue are answered as zero."""
+        self.side_by_side = 0
+        """The most requests that were under way at the same time."""
+        self._under_way = 0
         self._server_url = server_url
         self._receives: Counter[str] = Counter()
         self._hidden_until: dict[str, float] = {}
@@ -91,11 +94,14 @@ class AwsAnswers:
         assert self._session is not None
         kept = {"Content-Type", "X-Amz-Target", "Authorization", "X-Amz-Date"}
         headers = {name: value for name, value in request.headers.items() if name in kept}
+        self._under_way += 1
+        self.side_by_side = max(self.side_by_side, self._under_way)
         async with self._session.post(self._server_url, data=json.dumps(asked), headers=headers) as answer:
             body = await answer.read()
-            if answer.status >= 300:
-                return web.Response(status=answer.status, body=body, headers={"Content-Type": "application/json"})
-            return json.loads(body or b"{}")
+        self._under_way -= 1
+        if answer.status >= 300:
+            return web.Response(status=answer.status, body=body, headers={"Content-Type": "application/json"})
+        return json.loads(body or b"{}")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["AwsAnswers"]:

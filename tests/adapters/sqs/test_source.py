@@ -23,8 +23,10 @@ async def test_a_large_receive_is_many_requests_side_by_side():
     async with aws_answers(shared.elasticmq().url) as aws, source_at(aws.port, queue) as source:
         await source.send([b"%d" % number for number in range(230)])
         assert len(aws.of("SendMessageBatch")) == 23
+        aws.side_by_side = 0
         held = await source.receive(200, 5.0)
         assert len(held) == 200
+        assert aws.side_by_side > 1, "each request waited for the one before"
         assert {asked["MaxNumberOfMessages"] for asked in aws.of("ReceiveMessage")} == {10}
         assert len(aws.of("ReceiveMessage")) == 20
         await source.ack(held)
@@ -45,8 +47,9 @@ async def test_a_quiet_queue_costs_one_long_poll_however_short_the_waits_are():
         assert len(aws.of("ReceiveMessage")) == 1
 
 
+@pytest.mark.parametrize("is_idle_first", [False, True])
 @awaited
-async def test_what_arrives_while_no_receive_follows_goes_back():
+async def test_what_arrives_while_no_receive_follows_goes_back(is_idle_first: bool):
     server, queue = shared.elasticmq(), created(shared.elasticmq(), fresh("idle"))
     async with (
         aws_answers(server.url) as aws,
@@ -54,6 +57,7 @@ async def test_what_arrives_while_no_receive_follows_goes_back():
         source_at(server.port, queue) as other,
     ):
         assert await busy.receive(10, 0.01) == []
+        await until(lambda: not is_idle_first or busy._polls._is_idle)
         await other.send([b"one"])
         await until(lambda: aws.of("ChangeMessageVisibilityBatch"))
         [got] = await received(other, 1)

@@ -20,13 +20,13 @@ IDLE_S = 1.0
 
 Ask: TypeAlias = Callable[[int, int], Awaitable[list[SqsDelivery]]]
 """One request: for so many messages, and so many seconds to wait for the first."""
-GiveBack: TypeAlias = Callable[[Sequence[SqsDelivery]], Awaitable[None]]
+ReturnMessages: TypeAlias = Callable[[Sequence[SqsDelivery]], Awaitable[None]]
 
 
 class Polls:
     """The receive requests of one source."""
 
-    def __init__(self, ask: Ask, give_back: GiveBack, requests: int) -> None:
+    def __init__(self, ask: Ask, give_back: ReturnMessages, requests: int) -> None:
         self._ask = ask
         self._give_back = give_back
         self._requests = requests
@@ -93,7 +93,7 @@ class Polls:
         try:
             await asyncio.wait(tasks)
         except asyncio.CancelledError:
-            # What they bring is in nobody's hands: it is kept for the next receive, or goes back.
+            # No caller gets what they bring: it is kept for the next receive, or goes back.
             self.put_back(found)
             for task in tasks:
                 task.add_done_callback(self._keep)
