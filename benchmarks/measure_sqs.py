@@ -37,6 +37,8 @@ def drained(server: ElasticMqServer, what: str, job: Job) -> Drained:
 def _ratio(scale: Scale, server: ElasticMqServer) -> list[Figure]:
     job = Job(min(scale.changes, CHANGES_MAX), min(scale.keys, CHANGES_MAX), scale.batch)
     turns: Turns = {"bare": [], "source": []}
+    for what in turns:
+        drained(server, what, job)  # The first requests to a fresh JVM take up to a hundred times as long.
     with Bystander() as bystander:
         for _ in range(scale.rounds):
             for what, done in turns.items():
