@@ -4,6 +4,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from keywise.core.clock import Clock
@@ -296,6 +297,9 @@ class Heartbeat:
             self._calls.wake_at(call.deadline)
 
 
+CANCEL_AGAIN_S = 1.0
+
+
 class HeartbeatThread:
     """Runs a heartbeat in its own thread and over its own ledger connection.
 
@@ -316,9 +320,11 @@ class HeartbeatThread:
     def stop(self) -> None:
         """Stop the thread, and wait until it has ended."""
         assert self._task is not None, "start comes before stop"
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join()
+        while self._thread.is_alive():
+            with suppress(RuntimeError):  # The loop has been closed meanwhile.
+                self._loop.call_soon_threadsafe(self._task.cancel)
+            # Cancelled again if need be: a call that times out at the same moment swallows a cancellation.
+            self._thread.join(CANCEL_AGAIN_S)
 
     def _main(self) -> None:
         try:
