@@ -49,12 +49,14 @@ class Schedule:
     """When each message is due; those that became due during a send go together in the next one."""
 
     def __init__(self, bodies: list[bytes], rate: int) -> None:
-        start = time.monotonic() + 0.2
-        self.due = [start + number / rate for number in range(len(bodies))]
+        self.due: list[float] = []
         self._bodies = bodies
+        self._rate = rate
 
     def sends(self) -> Iterator[tuple[float, list[bytes]]]:
-        """How long to wait, and then what to send."""
+        """How long to wait, and then what to send. The time begins here: the sender has connected before."""
+        start = time.monotonic() + 0.2
+        self.due = [start + number / self._rate for number in range(len(self._bodies))]
         sent = 0
         while sent < len(self.due):
             now = time.monotonic()
@@ -74,6 +76,7 @@ def send_raw(schedule: Schedule, folder: Path) -> None:
 
 async def send_keywise(schedule: Schedule, folder: Path) -> None:
     async with keywise_sqlite.app_in(folder) as app:
+        await app.send(keywise_sqlite.PIPELINE)  # Connects, as the raw loop has done by now.
         for wait_s, bodies in schedule.sends():
             if bodies:
                 await app.send(keywise_sqlite.PIPELINE, *bodies)

@@ -45,6 +45,7 @@ async def send_raw(schedule: Schedule, url: str) -> None:
 
 async def send_keywise(schedule: Schedule, url: str) -> None:
     async with app_on(url) as app:
+        await app.send(PIPELINE)  # Connects, as the raw loop has done by now.
         for wait_s, bodies in schedule.sends():
             if bodies:
                 await app.send(PIPELINE, *bodies)
