@@ -107,3 +107,20 @@ def test_a_statement_of_a_handler_has_no_time_limit_of_keywise(monkeypatch):
                 await transaction.connection.execute("select pg_sleep(0.5)")
 
     run(main())
+
+
+def test_a_connection_that_begins_to_listen_is_not_given_up_with_the_idle_ones():
+    """Idle connections are given up again and again while it begins; its statement is not broken off."""
+
+    async def main() -> None:
+        url = shared.postgres().create_database(fresh("database"))
+        async with PostgresDatabase(url) as database:
+            silent = await database.connected("silent")
+            beginning = asyncio.create_task(database.bell("shop"))
+            while not beginning.done():
+                database._give_up(silent)
+                await pause_s(0)
+            bell = await beginning
+            assert bell.is_set(), "the connection does not listen"
+
+    run(main())

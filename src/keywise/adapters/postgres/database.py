@@ -167,9 +167,12 @@ class PostgresDatabase:
             if self._listener is None or self._listener.is_closed():
                 # Who waits looks by himself now and then, so this may fail.
                 with suppress(*LOST):
-                    self._listener = await self._connect_shared(self._url)
-                    async with closed_after_error(self._listener):
-                        await self._listener.add_listener(CHANNEL, self._ring)
+                    listener = await self._connect(self._url)
+                    async with closed_after_error(listener):
+                        await listener.add_listener(CHANNEL, self._ring)
+                    self._listener = listener
+                    # Only now that it is idle: `_give_up` would close it in the middle of its statement.
+                    self._connections.add(listener)
                     # Whatever was told before is not heard any more.
                     for told in self._bells:
                         self._ring(None, 0, CHANNEL, told)
@@ -210,12 +213,13 @@ class PostgresDatabase:
             try:
                 async with (limit or limit_each(CONNECT_S))():
                     connection = await pool.acquire(timeout=CONNECT_S)
+                # Fails if `_give_up` closed the connection before it got here.
+                session = connection.get_server_pid()
             except TimeoutError as error:
                 cause = (
                     f"the server does not answer, or all {pool.get_max_size()} connections of this process are in use"
                 )
                 raise UnavailableError(f"{self.name}: {cause}") from error
-        session = connection.get_server_pid()
         self._in_use.add(session)
         try:
             if self._left_behind:
@@ -229,9 +233,12 @@ class PostgresDatabase:
                 self._give_up(connection)
             raise
         finally:
-            self._in_use.discard(session)
-            with suppress(*LOST):
-                await pool.release(connection)
+            try:
+                with suppress(*LOST):
+                    await pool.release(connection)
+            finally:
+                # Last: a release may roll back, and `_give_up` would close the connection meanwhile.
+                self._in_use.discard(session)
 
     def _give_up(self, silent: Any) -> None:
         """Give up a connection that is silent, and all idle ones: whatever made it silent concerns them too."""
