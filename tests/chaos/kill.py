@@ -86,7 +86,8 @@ def main() -> int:
     places = [(on, way) for on, way in PLACES if on in (options.on or SHELVES) and way in (options.way or WAYS)]
     plans = [_plan(on, options.times, seed) for on, _ in places]
     tallies = [_run(on, way, plan, console) for (on, way), plan in zip(places, plans, strict=True)]
-    _show(tallies)
+    if len(tallies) > 1:
+        _show(tallies)
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode({"seed": seed, "runs": tallies})))
@@ -117,7 +118,10 @@ def _run(on: str, way: str, plan: Plan, console: Console) -> Tally:
         )
 
     with tempfile.TemporaryDirectory() as folder, SHELVES[on](Path(folder)) as shelf:
-        return hunt(Path(folder), way, plan, shelf, tell)
+        tally = hunt(Path(folder), way, plan, shelf, tell)
+    # At once: the whole run takes hours, and may be broken off.
+    _show([tally])
+    return tally
 
 
 def _faults(tally: Tally, plan: Plan) -> list[str]:
