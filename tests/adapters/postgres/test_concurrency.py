@@ -62,3 +62,25 @@ def test_connections_that_receive_from_one_queue_never_get_the_same_message():
 
     everything = run(main(), limit_s=60)
     assert 1000 == len(everything) == len(set(everything))
+
+
+def test_an_extension_does_not_wait_for_a_message_that_is_being_acked():
+    """Two statements that wait for each other's rows would be a deadlock."""
+
+    async def main() -> None:
+        database = PostgresDatabase(shared.postgres().url)
+        async with PostgresSource(database, fresh("queue"), 30.0) as source:
+            await source.send([b"1", b"2", b"3"])
+            deliveries = await source.receive(3, 0.0)
+            async with database.transaction() as acking:
+                await acking.execute("delete from keywise_held where id = $1", deliveries[1].id)
+                await source.extend(deliveries, 3600.0)
+            rows = await database.read(_HIDDEN_FOR_S, [one.id for one in deliveries])
+            assert [round(hidden_s / 600) for (hidden_s,) in rows] == [6, 6]
+
+    run(main())
+
+
+_HIDDEN_FOR_S = (
+    "select visible_at - extract(epoch from clock_timestamp())::float8 from keywise_held where id = any($1::bigint[])"
+)

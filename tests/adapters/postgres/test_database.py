@@ -10,7 +10,7 @@ import pytest
 import keywise
 from adapters.postgres.benches import fresh
 from keywise import adapters
-from keywise.adapters.postgres.database import PostgresDatabase
+from keywise.adapters.postgres.database import PostgresDatabase, postgres_errors
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.postgres.schema.install import VERSION
 from keywise.adapters.postgres.sink import PostgresSink
@@ -114,6 +114,29 @@ def test_plugs_of_one_app_share_the_database_that_their_addresses_name(url):
     assert source.visibility_s == 5.0
     with pytest.raises(AddressError, match="did you mean queue"):
         adapters.connect_source(Address(f"{url}?queu=a", "shop", shared_by_app))
+
+
+class ClosedAfterPreparing(asyncpg.Connection):
+    """What asyncpg, or another task, may do at any moment happens between the two steps of a statement."""
+
+    async def _get_statement(self, *arguments: object, **options: object) -> object:
+        statement = await super()._get_statement(*arguments, **options)
+        self.terminate()
+        return statement
+
+
+def test_a_connection_that_is_closed_between_two_steps_of_a_statement_counts_as_lost(url):
+    async def main() -> None:
+        connection = await asyncpg.connect(url, connection_class=ClosedAfterPreparing)
+        with pytest.raises(UnavailableError, match="closed in the middle"), postgres_errors("shop"):
+            await connection.fetch("select 1")
+
+    run(main())
+
+
+def test_an_attribute_error_of_a_handler_is_its_own():
+    with pytest.raises(AttributeError), postgres_errors("shop", of_handler=True):
+        None.price  # noqa: B018
 
 
 def test_a_lost_connection_is_told_as_unavailable_and_the_next_try_works(url):

@@ -68,6 +68,24 @@ def test_a_pause_that_is_being_set_is_not_overtaken():
     run(story())
 
 
+def test_an_operator_who_waits_for_running_claims_is_not_overtaken_by_new_ones():
+    """Claims that overlap without a gap would keep a pause waiting for ever."""
+
+    async def story() -> None:
+        async with opened() as ledger, connected() as other, connected() as watcher:
+            async with other.transaction():
+                # As a claim does that has locked the controls and not yet ended.
+                await other.execute("select from keywise_scopes where id = $1 for share", ledger.scope.number)
+                pausing = asyncio.ensure_future(ledger.pause(Pause("*", is_pattern=True)))
+                await until_waiting(watcher, "keywise_scopes")
+                claiming = asyncio.ensure_future(ledger.claim([ChangeHeader("a", order_of(1))], TERMS))
+                await until_waiting(watcher, "pg_advisory_xact_lock_shared")
+            await pausing
+            assert (await claiming).refused["a"].reason is RefusalReason.PAUSED
+
+    run(story())
+
+
 def test_an_era_is_not_raised_beside_a_claim_that_is_being_made():
     async def story() -> None:
         async with opened() as ledger, connected() as other, connected() as watcher:

@@ -1,6 +1,7 @@
 """One Postgres database that source, ledger and sink share: pooled connections, its own clock, durable commits."""
 
 import asyncio
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Self, TypeAlias
@@ -23,7 +24,14 @@ IDLE_S, IDLE_IN_HANDLER_S = 10, 3600
 would hold up its keys for ever. Handlers may have to wait for something else meanwhile."""
 WRITERS_MAX, READERS_MAX, STEPPERS_MAX, HANDLERS_MAX = 8, 2, 2, 8
 CHANNEL = "keywise"
-LOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+LOST = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    AttributeError,  # See `_is_of_closed_connection`.
+)
 """What a connection that is lost in the midst of something may raise."""
 OPTIONS = ("host", "port", "user", "passfile", "sslmode", "sslrootcert", "sslcert", "sslkey")
 """What a URL may tell the client library."""
@@ -336,6 +344,10 @@ def postgres_errors(name: str, *, at_start: bool = False, of_handler: bool = Fal
         raise DatabaseError(f"{name}: {error}; check the URL") from error
     except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
         raise UnavailableError(f"{name}: {error}") from error
+    except AttributeError as error:
+        if not _is_of_closed_connection(error):
+            raise
+        raise UnavailableError(f"{name}: the connection was closed in the middle of a statement") from error
     except (OSError, TimeoutError) as error:
         if of_handler:
             raise
@@ -348,6 +360,16 @@ def is_gone(connection: Any) -> bool:
         return bool(connection.is_closed())
     except asyncpg.InterfaceError:
         return True
+
+
+def _is_of_closed_connection(error: AttributeError) -> bool:
+    """Whether asyncpg uses a connection that was closed between two steps of a statement.
+
+    asyncpg also closes connections by itself, in the background, if it cannot cancel a statement at the server.
+    The next step then finds None in place of the protocol.
+    """
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return error.obj is None and str(frame.f_globals.get("__name__")).startswith("asyncpg.")
 
 
 def _is_unanswered(error: BaseException) -> bool:

@@ -76,7 +76,8 @@ class PostgresSource(TableQueue):
         return [Delivery(id, receipt, body, sent_at, count) for id, count, sent_at, body in rows]
 
     async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
-        await self.release(deliveries, visibility_s)
+        if deliveries:
+            await self.database.write(_SQL["extend"], *_receipts(deliveries), visibility_s)
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries:

@@ -54,6 +54,17 @@ update keywise_held as held set visible_at = extract(epoch from clock_timestamp(
 from unnest($1::bigint[], $2::bigint[]) as mine (id, receipt)
 where held.id = any($1::bigint[]) and held.id = mine.id and held.receipt = mine.receipt;
 
+-- Never waits for a row: an ack that runs at the same time may lock the same rows in another order. What is locked is
+-- being acked or released, and needs no extension.
+-- name: extend
+update keywise_held set visible_at = extract(epoch from clock_timestamp())::float8 + $3::float8
+where id = any(array(
+    select held.id from keywise_held as held
+    join unnest($1::bigint[], $2::bigint[]) as mine (id, receipt) on held.id = mine.id and held.receipt = mine.receipt
+    where held.id = any($1::bigint[])
+    for update of held skip locked
+));
+
 -- name: park
 update keywise_held as held
 set visible_at = extract(epoch from clock_timestamp())::float8 + mine.delay_s, key = mine.key

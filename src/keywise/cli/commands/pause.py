@@ -47,7 +47,7 @@ def pause(
 ) -> None:
     """Pause one key, the keys that match a pattern, or all keys.
 
-    No new work begins on them, and their messages wait; work that has begun is finished.
+    No worker claims them any more, and their messages wait; what is claimed already is finished.
     Pausing again replaces the pause.
 
     \b

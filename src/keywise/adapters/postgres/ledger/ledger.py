@@ -34,6 +34,7 @@ from keywise.adapters.postgres.ledger.working_set import (
     record_columns,
     record_of,
 )
+from keywise.adapters.postgres.schema.install import LOCKS
 from keywise.core import ledger_steps
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
@@ -263,6 +264,7 @@ class PostgresLedger:
             terms.owner,
             terms.lease_s,
             policy.redelivery_s if policy.intents else None,
+            LOCKS,
             limit_s=policy.command_s,
         )
         granted = ((plain[code], token) for code, token in rows)

@@ -58,10 +58,14 @@ on conflict (scope, key) do update set
 
 -- Claims keys that are idle, at changes that are plainly newer: what the rules would grant, in one step. The row of the
 -- controls is locked first. If an operator changes it meanwhile, it is compared again, and nothing is claimed.
+-- If an operator waits for the lock of the scope, nothing is claimed either: share locks that overlap without
+-- a gap would keep the operator waiting for ever.
 -- The entry is put together as text, what is common to all in one step: to build it as JSON takes a quarter of the claim.
 -- name: claim_newer
 with controls as materialized (
-    select from keywise_scopes where id = $1 and controls = '{}' for share
+    select from keywise_scopes
+    where id = $1 and controls = '{}' and pg_try_advisory_xact_lock_shared($8, $1)
+    for share
 ), clock as materialized (
     select extract(epoch from clock_timestamp())::float8 as now from controls
 ), common as materialized (
