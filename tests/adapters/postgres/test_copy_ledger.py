@@ -5,6 +5,7 @@ import pytest
 
 from adapters.postgres.benches import fresh
 from cli.commands.copy_shop import HOSTILE, OLD, Mover
+from keywise.core.key_encoding import encoded
 from running import run, scaled
 from servers import shared
 
@@ -72,13 +73,34 @@ def test_a_copy_that_is_killed_is_begun_anew_and_is_right_then(shop, url, least)
 
 
 def test_a_server_that_cuts_a_copy_off_is_told_and_the_next_try_works(shop, url):
+    """The copy waits in the middle, for a key that another transaction has written, until it is cut off there."""
     shop.fill(20_000)
-    copying = shop.start("ledger", "copy", OLD, url)
-    cut = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'keywise'"
-    while keys_in(url) == 0:
-        assert copying.poll() is None, copying.communicate()
-    while fetched(url, f"{cut} and datname = current_database()"):
-        pass
-    _, err = copying.communicate(timeout=scaled(60))
-    assert copying.returncode == 1 and err.endswith("nothing is lost, try again\n"), err
+    shop.at(url, "status")  # Makes the tables, and a scope of the pipeline.
+
+    async def cut_off() -> str:
+        other, watcher = await asyncpg.connect(url), await asyncpg.connect(url)
+        async with other.transaction():
+            assert await other.execute(WRITE_KEY, encoded("k010000")) == "INSERT 0 1"
+            copying = shop.start("ledger", "copy", OLD, url)
+            while not await watcher.fetch(CUT_OFF_WAITING):
+                assert copying.poll() is None, copying.communicate()
+            _, err = copying.communicate(timeout=scaled(60))
+            assert copying.returncode == 1, err
+            await other.execute("delete from keywise_marks where key = $1", encoded("k010000"))
+        await other.close()
+        await watcher.close()
+        return err
+
+    assert run(cut_off()).endswith("nothing is lost, try again\n")
+    assert 0 < keys_in(url) < 20_000
     assert "copied pages: 20,000 keys" in shop.copy(OLD, url).out
+
+
+WRITE_KEY = (
+    "insert into keywise_marks (scope, key, updated_at) select id, $1, 0 from keywise_scopes where name = 'pages'"
+)
+CUT_OFF_WAITING = """
+select pg_terminate_backend(pid) from pg_stat_activity
+where application_name = 'keywise' and datname = current_database() and wait_event_type = 'Lock'
+    and query like '%keywise_marks%'
+"""

@@ -94,7 +94,8 @@ class Mover(Folder):
     def kill_in_the_middle(self, target: str, count, least: int) -> None:
         """Begin a copy, and kill it when the target holds so many keys, by what `count` says."""
         copying = subprocess.Popen(
-            command("ledger", "copy", OLD, target),
+            # On a busy machine it must not be done before this process gets to look again.
+            ["nice", "-n", "19", *command("ledger", "copy", OLD, target)],
             cwd=self.path,
             env=environment("shop:app"),
             stdin=subprocess.DEVNULL,
