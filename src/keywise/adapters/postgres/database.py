@@ -1,6 +1,7 @@
 """One Postgres database that source, ledger and sink share: pooled connections, its own clock, durable commits."""
 
 import asyncio
+import secrets
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -317,9 +318,29 @@ def controls_lock(scope: int, *, exclusive: bool = False) -> str:
     return f"select pg_advisory_xact_lock{'' if exclusive else '_shared'}({LOCKS}, {scope})"
 
 
+# The client library takes more time to encode a list than the server takes to split a text, so long lists go as texts.
+
+
 def numbers(values: Iterable[int | None]) -> str:
-    """An array of whole numbers as a text, which the client library handles much faster than a list."""
+    """Whole numbers as one text, for `$1::text::bigint[]`."""
     return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
+
+
+def hex_codes(codes: Iterable[bytes]) -> str:
+    """Encoded keys as one text, for `string_to_array($1, ',')`, and `decode(code, 'hex')` of each."""
+    return ",".join([code.hex() for code in codes])
+
+
+def joined(*columns: Sequence[str]) -> list[str]:
+    """Each column of texts as one text, for `string_to_array($1, $3)`, and the separator, which none of them contains.
+
+    A column with one empty text is split into no text at all.
+    """
+    for separator in ("\x1f", secrets.token_hex(16)):
+        texts = [separator.join(column) for column in columns]
+        if sum(text.count(separator) for text in texts) == sum(max(0, len(column) - 1) for column in columns):
+            break
+    return [*texts, separator]
 
 
 @contextmanager

@@ -7,7 +7,15 @@ from typing import Any, Self
 import asyncpg
 import msgspec
 
-from keywise.adapters.postgres.database import OPTIONS, SLOW_S, PostgresDatabase, database_at, numbers, postgres_errors
+from keywise.adapters.postgres.database import (
+    OPTIONS,
+    SLOW_S,
+    PostgresDatabase,
+    database_at,
+    joined,
+    numbers,
+    postgres_errors,
+)
 from keywise.adapters.postgres.schema.install import LOCKS
 from keywise.core.change import Change
 from keywise.core.errors import PermanentError, UnavailableError
@@ -72,8 +80,10 @@ class PostgresSink:
     def _arguments(self, changes: Sequence[Change[Any]]) -> tuple[Any, ...]:
         if self._columns:
             return (msgspec.json.encode([self._record(change) for change in changes]).decode(),)
-        bodies = [change.body if self._is_binary else change.body.decode() for change in changes]
-        return [change.key for change in changes], numbers(change.version for change in changes), bodies
+        versions, keys = numbers(change.version for change in changes), [change.key for change in changes]
+        if self._is_binary:
+            return versions, [change.body for change in changes], *joined(keys)
+        return versions, *joined([change.body.decode() for change in changes], keys)
 
     def _record(self, change: Change[Any]) -> dict[str, Any]:
         fields = _DECODE(change.body)
@@ -116,9 +126,9 @@ class PostgresSink:
             rows = f"select {', '.join(names)} from json_populate_recordset(null::{self._table}, $1::json)"  # noqa: S608
             values = [f"to_json({name})::text" for name in names[2:]]
         else:
-            casts = [f"one.{name}::{types[column]}" for name, column in zip("kvb", self._stored, strict=True)]
-            kind = "bytea" if self._is_binary else "text"
-            wanted = f"unnest($1::text[], $2::text::bigint[], $3::{kind}[]) as one (k, v, b)"
+            casts = [f"{value}::{types[column]}" for value, column in zip(_VALUES, self._stored, strict=True)]
+            bodies = "$2::bytea[]" if self._is_binary else "string_to_array($2, $4)"
+            wanted = f"unnest($1::text::bigint[], {bodies}, string_to_array($3, $4)) as one (v, b, k)"
             rows = f"select {', '.join(casts)} from {wanted}"  # noqa: S608
             values = names[2:] if self._is_binary else [f"{names[2]}::text"]
         which = f"{names[0]} = any($1::text[]::{types[self._stored[0]]}[])"
@@ -137,6 +147,7 @@ def connect(address: Address) -> AtomicSink:
 
 
 _key_of = attrgetter("key")
+_VALUES = ("k", "v", "coalesce(b, '')")
 _DECODE = msgspec.json.Decoder(dict[str, Any]).decode
 _REFUSALS = (
     asyncpg.PostgresError,

@@ -15,6 +15,7 @@ from keywise.adapters.postgres.database import (
     SLOW_S,
     PostgresDatabase,
     database_at,
+    hex_codes,
     is_conflict,
     limit_each,
     numbers,
@@ -258,7 +259,7 @@ class PostgresLedger:
         rows = await self.database.write(
             CLAIM_NEWER,
             self.scope.number,
-            list(plain),
+            hex_codes(plain),
             numbers(header.order[1] for header in plain.values()),  # type: ignore[index]
             good_until,
             terms.owner,

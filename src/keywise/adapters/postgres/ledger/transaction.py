@@ -11,6 +11,7 @@ from keywise.adapters.postgres.database import (
     FOR_HANDLERS,
     SLOW_S,
     controls_lock,
+    hex_codes,
     is_conflict,
     is_gone,
     is_trouble_of_server,
@@ -102,8 +103,7 @@ class PostgresTransaction:
         if self._policy.rate is not None or not are_plain:
             return await self.decide(headers)
         keys = {encoded(header.key): header for header in headers}
-        codes = sorted(keys)
-        asked = [keys[code] for code in codes]
+        asked = [keys[code] for code in sorted(keys)]
         good_until = math.inf
         if self._policy.retention_s is not None:
             good_until = min((header.sent_at for header in headers), default=math.inf) + self._policy.retention_s
@@ -112,15 +112,14 @@ class PostgresTransaction:
             rows = await self.connection.fetch(
                 MARK_NEWER,
                 self._scope.number,
-                codes,
+                hex_codes(sorted(keys)),
                 numbers(header.order[1] for header in asked),  # type: ignore[index]
                 [header.deleted or None for header in asked] if any(header.deleted for header in asked) else [],
                 good_until,
             )
-        marked = {keys[code].key for (code,) in rows}
-        others = [header for header in headers if header.key not in marked]
+        others = [keys[code] for (code,) in rows]
         refusals = await self.decide(others) if others else {}
-        self._marked = marked
+        self._marked = {header.key for header in headers}.difference(header.key for header in others)
         return refusals
 
     async def mark(self, headers: Sequence[ChangeHeader]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from keywise.adapters.postgres.database import PostgresDatabase, limit_total, numbers
+from keywise.adapters.postgres.database import PostgresDatabase, hex_codes, limit_total, numbers
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, Order
 from keywise.core.controls import PLAIN, controls_of
@@ -210,7 +210,7 @@ def by_code(ones: Sequence[_One]) -> dict[bytes, _One] | None:
 def plain_commits(scope: int, claims: Mapping[bytes, Claim]) -> tuple[object, ...]:
     """What `COMMIT_PLAIN` is given for some claims."""
     deleted = [code for code, claim in claims.items() if claim.deleted]
-    return scope, list(claims), numbers(claim.token for claim in claims.values()), deleted
+    return scope, hex_codes(claims), numbers(claim.token for claim in claims.values()), deleted
 
 
 def mark_of(row: Sequence[Any]) -> Order | None:

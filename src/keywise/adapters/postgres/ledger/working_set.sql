@@ -36,18 +36,22 @@ on conflict (scope, key) do update set
     era = excluded.era, version = excluded.version, generation = excluded.generation,
     deleted = excluded.deleted, updated_at = excluded.updated_at, active = excluded.active;
 
--- Marks what is plainly newer and idle, and returns those keys. All keys are locked, whether or not they are marked.
+-- Marks what is plainly newer and idle, and returns the other keys. All keys are locked, whether or not they are marked.
 -- name: mark_newer
-insert into keywise_marks as marks (scope, key, version, deleted, updated_at)
-select $1, key, version, deleted, ceil(extract(epoch from clock_timestamp())::float8)
-from unnest($2::bytea[], $3::text::bigint[], $4::boolean[]) as one (key, version, deleted)
-where (select controls from keywise_scopes where id = $1) = '{}'
-    and $5::float8 >= extract(epoch from clock_timestamp())::float8
-on conflict (scope, key) do update set
-    version = excluded.version, generation = null, deleted = excluded.deleted, updated_at = excluded.updated_at
-where marks.active is null and marks.era is null and excluded.version > marks.version
-    and (marks.generation is null or marks.generation >= 0)
-returning key;
+with marked as (
+    insert into keywise_marks as marks (scope, key, version, deleted, updated_at)
+    select $1, decode(code, 'hex'), version, deleted, ceil(extract(epoch from clock_timestamp())::float8)
+    from unnest(string_to_array($2, ','), $3::text::bigint[], $4::boolean[]) as one (code, version, deleted)
+    where (select controls from keywise_scopes where id = $1) = '{}'
+        and $5::float8 >= extract(epoch from clock_timestamp())::float8
+    on conflict (scope, key) do update set
+        version = excluded.version, generation = null, deleted = excluded.deleted, updated_at = excluded.updated_at
+    where marks.active is null and marks.era is null and excluded.version > marks.version
+        and (marks.generation is null or marks.generation >= 0)
+    returning key
+)
+select decode(code, 'hex') from unnest(string_to_array($2, ',')) as code
+where decode(code, 'hex') not in (select key from marked);
 
 -- name: activate
 insert into keywise_active (scope, key, token, lease_until, suspicions, suspect_since, entry)
@@ -75,8 +79,8 @@ with controls as materialized (
     from clock
 ), claimed as (
     insert into keywise_marks as marks (scope, key, updated_at, active)
-    select $1, one.key, one.version, true
-    from clock, unnest($2::bytea[], $3::text::bigint[]) as one (key, version)
+    select $1, decode(one.code, 'hex'), one.version, true
+    from clock, unnest(string_to_array($2, ','), $3::text::bigint[]) as one (code, version)
     where clock.now <= $4::float8
     on conflict (scope, key) do update set updated_at = excluded.updated_at, active = true
     where marks.active is null and marks.era is null and marks.version < excluded.updated_at
@@ -101,7 +105,10 @@ returning key, token;
 -- name: commit_plain
 with locked as materialized (
     select one.key, one.token, marks.place
-    from unnest($2::bytea[], $3::text::bigint[]) as one (key, token)
+    from (
+        select decode(code, 'hex') as key, token
+        from unnest(string_to_array($2, ','), $3::text::bigint[]) as one (code, token)
+    ) as one
     cross join lateral (
         select ctid as place from keywise_marks where scope = $1 and key = one.key offset 0 for no key update
     ) as marks
