@@ -14,7 +14,7 @@ def encoded(key: str) -> bytes:
             code = bytes.fromhex(digits)
         except ValueError:
             return key.encode()
-        if code.hex() == digits and len(code) == UUID_BYTES:  # Not in capitals, and with no further dash in it.
+        if code.hex() == digits and len(code) == UUID_BYTES:  # Else `decoded` would spell it differently.
             return UUID_MARK + code
     return key.encode()
 

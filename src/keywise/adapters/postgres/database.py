@@ -332,9 +332,9 @@ def hex_codes(codes: Iterable[bytes]) -> str:
 
 
 def joined(*columns: Sequence[str]) -> list[str]:
-    """Each column of texts as one text, for `string_to_array($1, $3)`, and the separator, which none of them contains.
+    """Each column of texts as one text, and the separator of all of them, for `string_to_array(text, separator)`.
 
-    A column with one empty text is split into no text at all.
+    A column with one empty text is split into an empty array, which `unnest` pads with null.
     """
     for separator in ("\x1f", secrets.token_hex(16)):
         texts = [separator.join(column) for column in columns]

@@ -14,7 +14,7 @@ T = TypeVar("T")
 CLAIM_WINDOW_S = 0.1
 """The changes claimed ahead should take about this long: if this process dies, their keys wait for its leases."""
 CLAIM_WINDOW_MAX = 64
-"""At most this many changes are claimed per worker: after a crash, they go on probation."""
+"""At most this many times the changes that can run at once are claimed: after a crash, they go on probation."""
 RESERVED_PART = 4
 """One worker in this many is reserved for live changes."""
 LOOK_S = 0.05

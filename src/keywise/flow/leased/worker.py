@@ -105,9 +105,9 @@ class WaitForLedger:
 class LeasedWorker:
     """Claims in batches, executes concurrently, commits in batches.
 
-    Four kinds of tasks share the work. The claim loop takes tickets from the lanes and puts granted ones into
+    Five kinds of tasks share the work. The claim loop takes tickets from the lanes and puts granted ones into
     `_claimed`; worker tasks execute them and append them to `_done`; the commit loop concludes those in batches; the
-    ack loop acks a batch while the next one is committed.
+    ack loop acks a batch while the next one is committed; the repair loop repairs suspect keys.
     `_open` counts the changes between claim and conclusion.
     """
 

@@ -36,7 +36,8 @@ on conflict (scope, key) do update set
     era = excluded.era, version = excluded.version, generation = excluded.generation,
     deleted = excluded.deleted, updated_at = excluded.updated_at, active = excluded.active;
 
--- Marks what is plainly newer and idle, and returns the other keys. All keys are locked, whether or not they are marked.
+-- Locks every key, marks those that are idle at versions that are plainly newer, and returns the other keys. If controls
+-- are set or a message is older than the retention, it locks and marks nothing, and returns every key.
 -- name: mark_newer
 with marked as (
     insert into keywise_marks as marks (scope, key, version, deleted, updated_at)
@@ -64,6 +65,7 @@ on conflict (scope, key) do update set
 -- controls is locked first. If an operator changes it meanwhile, it is compared again, and nothing is claimed.
 -- If an operator waits for the lock of the scope, nothing is claimed either: share locks that overlap without
 -- a gap would keep the operator waiting for ever.
+-- The claimed version is stored in `updated_at` until the commit: `returning` shows only what is stored.
 -- The entry is put together as text, what is common to all in one step: to build it as JSON takes a quarter of the claim.
 -- name: claim_newer
 with controls as materialized (
@@ -101,7 +103,7 @@ returning key, token;
 -- Commits claims of `claim_newer`. Rows of marks are locked first and in the order of their keys, as everywhere: else
 -- two transactions could wait for each other. Each row is found once, with the index, however full the tables are.
 -- A row of `active` that another transaction has written meanwhile is not plain any more: that is compared again when it
--- is deleted. The mark of one that is still plain has not been written meanwhile, so it is where it was locked.
+-- is deleted. If it is still plain, no transaction has written the mark of its key since, so the ctid of the mark is valid.
 -- name: commit_plain
 with locked as materialized (
     select one.key, one.token, marks.place

@@ -25,7 +25,7 @@ from keywise.core.key_encoding import encoded
 AT_ONCE = 1_000
 """Lua passes at most 8,000 values to one call; a claim is two of them."""
 CONTROLS = b"controls"
-"""The answer of a script that leaves all keys to the rules, because an operator has set something."""
+"""The answer of a script that leaves all keys to the rules, because the controls are not at their default."""
 
 _One = TypeVar("_One", ChangeHeader, Claim)
 
@@ -37,10 +37,10 @@ class RedisPlainClaims:
         self._scope = scope
         self._policy = policy
         self.is_worth_trying = policy.rate is None
-        """False while keys have a rate, or if an operator had set something when the controls were last seen."""
+        """False if keys have a rate, or if the controls differed from their default when they were last seen."""
 
     def saw(self, controls: Controls) -> None:
-        """Note what an operator has set: while anything is set, the rules decide every claim."""
+        """Note the controls: while an era, a pause or a resync is set, the rules decide every claim."""
         self.is_worth_trying = self._policy.rate is None and controls == PLAIN
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> list[Claim]:

@@ -1,8 +1,8 @@
 -- Claim keys that are idle, at versions that are plainly newer: what the rules would grant, in one step. Return the
--- number in the first token, where each key has the next one, and the places of keys that the rules have to decide.
+-- number of the first token (each key has the next one), and the indexes of the keys that the rules have to decide.
 -- ARGV: how long the leases last, and how long after its lease a claim is suspect (or nothing); the retention (or
--- nothing) and when the first of the changes was sent; the random part of the tokens, what ends each claim, all
--- versions; then the codes of all keys, then their buckets.
+-- nothing) and when the first of the changes was sent; the random part of the tokens, the last bytes of each
+-- stored claim (its intent and its owner), all versions; then the codes of all keys, then their buckets.
 local count = (#ARGV - 12) / 2
 local versions = ARGV[12]
 local start = math.max(tonumber(redis.call('HGET', P .. 'meta', 'token') or 0) + 1,
@@ -23,7 +23,7 @@ for n = 1, count do
     if not idle then
       mark = takes_new and '\0\0\0\0\0\0\0\0\0'
     elseif #idle <= 13 and number_at('>i8', idle) < number_at('>i8', versions, 8 * n - 7) then
-      -- Lua rounds large versions, and so takes two for equal that are not, but never a lower one for a higher one.
+      -- Lua rounds versions above 2^53: two of them may look equal, and the rules decide. A lower one never looks higher.
       mark = (#idle == 12 and '\1' or '\2') .. sub(idle, 1, 8)
     end
   end

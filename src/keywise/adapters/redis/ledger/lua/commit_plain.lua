@@ -1,4 +1,4 @@
--- Commit plain claims that nothing but a renewal has happened to, and return the places of the others.
+-- Commit plain claims that nothing but a renewal has happened to, and return the indexes of the others.
 -- ARGV: tokens and versions of all claims, of each whether it deletes its key; then the codes of all keys, then their
 -- buckets.
 local count = (#ARGV - 7) / 2
