@@ -80,16 +80,17 @@ class CallTimer:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._calls: set[SinkCall] = set()
+        self._calls: dict[SinkCall, None] = {}
+        """In the order in which they began, so that those that end together always end in the same order."""
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = math.inf
 
     def add(self, call: SinkCall) -> None:
-        self._calls.add(call)
+        self._calls[call] = None
         self.wake_at(call.deadline)
 
     def discard(self, call: SinkCall) -> None:
-        self._calls.discard(call)
+        self._calls.pop(call, None)
 
     def wake_at(self, deadline: float) -> None:
         """Look at the calls at a deadline, or before it."""
