@@ -2,7 +2,19 @@
 
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Level, Phase, Refusal
+from keywise.core.entry import (
+    Advance,
+    Certainty,
+    Claim,
+    CommitResult,
+    Entry,
+    LeaseTerms,
+    LedgerPolicy,
+    Level,
+    Phase,
+    Position,
+    Refusal,
+)
 from keywise.core.ledger import Commit, Failure
 
 LEASE_S = 10.0
@@ -65,8 +77,16 @@ class OneKey:
             self.entry = entry
         return entry is not None
 
-    def commit(self, claim: Claim, *, overdue: bool = False) -> CommitResult:
-        self.entry, result = rules.commit(self.entry, Commit(claim, overdue), self.now, self.policy)
+    def advance(self, claim: Claim, place: int, note: bytes = b"", *, extent: int = 0, once: bool = False) -> bool:
+        """Keep a position; with `once`, as in a transaction that holds the effect of the part."""
+        one = Advance(claim, Position(place, note), extent)
+        entry = rules.advance(self.entry, one, self.now, is_repeatable=not once)
+        if entry is not None:
+            self.entry = entry
+        return entry is not None
+
+    def commit(self, claim: Claim, *, overdue: bool = False, extent: int | None = None) -> CommitResult:
+        self.entry, result = rules.commit(self.entry, Commit(claim, overdue, extent), self.now, self.policy)
         return result
 
     def fail(

@@ -29,6 +29,11 @@ class SecondBook:
         self.doubts: dict[Order, float] = {}
         """Orders that may be in the sink without being committed, each with the time when it is dropped."""
         self.failures: dict[Order, int] = {}
+        self.position: tuple[Order, int] | None = None
+        """The place that is kept, and its order."""
+        self.extent = 0
+        self.levels: dict[int, Level] = {}
+        """By token, the level since its last progress."""
 
     # PipelineAdmin.
 
@@ -44,9 +49,12 @@ class SecondBook:
         assert header.order > (self.mark or NOTHING), "a grant is above the mark"
         assert self.mark is None or is_unversioned(self.mark) == is_unversioned(header.order), "kinds do not mix"
         tried = before.tried if before else None
-        assert not (self._is_late(header) and self.mark is None) or header.order == tried, (
+        under_way = self.position[0] if self.position else None
+        assert not (self._is_late(header) and self.mark is None) or header.order in (tried, under_way), (
             "a forgotten key is not judged"
         )
+        if before and tried and tried == under_way and header.order < tried:
+            assert self.key.now >= before.tried_at + REDELIVERY_S, "an older change drops no position of a newer one"
         assert not before or header.order > (tried or NOTHING) or self.key.now >= before.not_before, (
             "a retry is not due"
         )
@@ -85,12 +93,34 @@ class SecondBook:
             self.until[claim.token] = self.key.now + LEASE_S
             self.begun.add(claim.token)
 
-    def commit(self, claim: Claim, *, overdue: bool = False) -> None:
+    def advance(self, claim: Claim, place: int, *, once: bool) -> None:
+        before, kept = self.key.entry, self.position[1] if self.position else -1
+        holds = self._is_mine(claim) and claim.token not in self.given_up
+        accepted = self.key.advance(claim, place, extent=place * 10, once=once)
+        assert accepted == (holds and (place > kept if once else place >= kept)), (
+            "only its holder moves it, and onwards"
+        )
+        if not accepted:
+            assert before == self.key.entry
+            return
+        assert self.key.entry.updated_at == self.key.now
+        assert (self.position or (claim.order,))[0] == claim.order, "a position of another order was dropped before"
+        self.position, self.extent = (claim.order, place), max(self.extent, place * 10)
+        counters = (self.key.entry.attempts, self.key.entry.crashes, self.key.entry.deaths, self.key.entry.late_deaths)
+        if place > max(kept, 0):
+            assert counters == (0, 0, Level.USUAL, 0), "progress forgives failures"
+            self.failures.pop(claim.order, None)
+            self.levels[claim.token] = Level.USUAL
+        else:
+            assert counters == (before.attempts, before.crashes, before.deaths, before.late_deaths)
+
+    def commit(self, claim: Claim, *, overdue: bool = False, extent: int | None = None) -> None:
         before, mine = self.key.suspicions, self._is_mine(claim)
-        result = self.key.commit(claim, overdue=overdue)
+        result = self.key.commit(claim, overdue=overdue, extent=extent)
         if result is CommitResult.COMMITTED:
             assert mine, "only the latest token commits"
             self._marked(claim.order)
+            self.extent = self.extent if extent is None else extent
             after = self.key.entry
             assert self.key.commit(claim) is CommitResult.ALREADY, "a commit may be repeated"
             assert after == self.key.entry
@@ -99,6 +129,7 @@ class SecondBook:
             assert not overdue
             if mine:
                 self.ended.add(claim.token)
+                self.position = None
         else:
             assert self.mark != claim.order or overdue
             assert self.key.suspicions == before + self.key.policy.intents, "what was written may lie over newer state"
@@ -152,6 +183,8 @@ class SecondBook:
         self.doubts = {order: until for order, until in self.doubts.items() if self.key.now < until}
         grown = before.suspicions != claim.suspicions
         assert self.key.suspicions == (before.suspicions if grown else 0), "a suspicion that has grown stays"
+        if written is not None:
+            self.position = None
         if written is not None and written.order > (self.mark or NOTHING):
             self._marked(written.order)
 
@@ -177,12 +210,16 @@ class SecondBook:
             assert (before.token, before.unknown, before.suspicions) == (0, None, 0), "only what is idle is forgotten"
             assert before.updated_at < self.key.now - RETENTION_S - REDELIVERY_S
             assert not self.doubts, "a doubt is not forgotten"
-            self.mark = None
+            assert self.extent == 0, "what has to be deleted later is not forgotten"
+            self.mark = self.position = None
 
     def check(self) -> None:
         """What holds at all times."""
         entry = self.key.entry
         assert self.mark == (entry.mark if entry else None), "the mark is what was committed last"
+        place = entry.position.place if entry and entry.position else None
+        assert self.position == (None if place is None else (entry.advanced, place)), "the position is what was kept"
+        assert self.extent == (entry.extent if entry else 0)
         if entry is not None:
             assert rules.kept(entry) is not None, "an entry that remembers nothing is not kept"
             assert entry.token or (entry.owner, entry.intent, entry.lease_until) == ("", None, 0.0)
@@ -225,10 +262,10 @@ class SecondBook:
         if before.tried is not None and claim.order < before.tried:
             assert self.key.now >= before.lease_until + REDELIVERY_S, "killers do not take turns"
             return
-        last = self.claims[-1]
-        raised = last.level is Level.USUAL or last.token in self.begun
-        assert claim.level == min(last.level + raised, Level.ALONE) <= level, "each death leaves less company"
-        blamed = last.order == claim.order and last.token in self.begun and last.level is Level.ALONE
+        last, last_level = self.claims[-1], self.levels[self.claims[-1].token]
+        raised = last_level is Level.USUAL or last.token in self.begun
+        assert claim.level == min(last_level + raised, Level.ALONE) <= level, "each death leaves less company"
+        blamed = last.order == claim.order and last.token in self.begun and last_level is Level.ALONE
         assert claim.crashes == known + blamed
 
     def _died(self, owner: str) -> bool:
@@ -237,6 +274,12 @@ class SecondBook:
 
     def _granted(self, claim: Claim, owner: str) -> None:
         assert claim.order is None or claim.attempts <= self.failures.get(claim.order, 0), "only failures are counted"
+        resumes = self.position is not None and self.position[0] == claim.order
+        assert (claim.position and claim.position.place) == (self.position[1] if resumes else None)
+        assert claim.extent == self.extent, "an extent belongs to no order"
+        if claim.order is not None and not resumes:
+            self.position = None
+        self.levels[claim.token] = claim.level
         self.ended.update(known.token for known in self.claims)
         self.claims.append(claim)
         self.owners[claim.token] = owner
@@ -252,7 +295,7 @@ class SecondBook:
 
     def _marked(self, order: Order) -> None:
         assert order > (self.mark or NOTHING), "the mark never falls"
-        self.mark = order
+        self.mark, self.position = order, None
         self.ended.update(known.token for known in self.claims)
         self._resolve(order)
 

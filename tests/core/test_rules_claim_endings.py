@@ -350,3 +350,11 @@ def test_a_try_that_was_cut_off_costs_no_attempt_and_is_not_forgotten():
     before = key.entry.suspicions
     key.fail(claim, Certainty.UNKNOWN, overdue=True, counts_attempt=False)
     assert key.entry.suspicions == before + 1
+
+
+def test_a_key_that_was_tried_is_known_even_if_nothing_counts():
+    """Stores keep such an entry as one with something going on, so that prune and the list of keys count it."""
+    key = OneKey(SAFE)
+    key.fail(key.take(5), Certainty.ENDED, counts_attempt=False)
+    assert rules.is_known(key.entry)
+    assert not rules.is_known(Entry(updated_at=1.0, rate_at=2.0))

@@ -28,13 +28,16 @@ ENDINGS = st.sampled_from(
     ]
 )
 REPAIR_ENDINGS = st.sampled_from(["finish_repair", "die", "vanish", "keep", "release"])
-WORK = st.tuples(st.just("work"), VERSIONS, OWNERS, st.sampled_from(Level), RARELY, ENDINGS)
+PARTS = st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=2)
+"""The places that a holder comes to, each in a transaction with its effect or not."""
+WORK = st.tuples(st.just("work"), VERSIONS, OWNERS, st.sampled_from(Level), RARELY, ENDINGS, PARTS)
 STEPS = st.one_of(
     WORK,
     WORK,
     WORK,
     st.tuples(st.just("repair"), OWNERS, REPAIR_ENDINGS, VERSIONS),
     st.tuples(st.just("echo"), st.integers(0, 2), ENDINGS, RARELY),
+    st.tuples(st.just("part"), st.integers(0, 2), st.integers(0, 4), st.booleans()),
     st.tuples(st.just("wait"), st.sampled_from([1.0, LEASE_S, REDELIVERY_S, RETENTION_S + 1])),
     st.tuples(st.just("prune")),
     st.tuples(st.just("transact"), st.integers(1, 4), st.booleans()),
@@ -52,11 +55,20 @@ class History:
         getattr(self, name)(*details)
         self.book.check()
 
-    def work(self, version: int | None, owner: str, level: Level, late: bool, ending: str) -> None:
+    def work(
+        self, version: int | None, owner: str, level: Level, late: bool, ending: str, parts: list[tuple[int, bool]]
+    ) -> None:
         """A worker asks, and goes this way if it gets the key."""
         claim = self.book.claim(version, owner, level=level, late=late)
         if claim is not None:
-            self._end(claim, ending)
+            for place, once in parts:
+                self.book.advance(claim, place, once=once)
+            self._end(claim, ending, len(parts))
+
+    def part(self, back: int, place: int, once: bool) -> None:
+        """A holder has written one more part, or says so late, or twice."""
+        if back < len(self.book.claims) and self.book.claims[-1 - back].order is not None:
+            self.book.advance(self.book.claims[-1 - back], place, once=once)
 
     def repair(self, owner: str, ending: str, version: int | None) -> None:
         claim = self.book.exclude(owner)
@@ -92,10 +104,10 @@ class History:
         else:
             self.book.transact(version)
 
-    def _end(self, claim: Any, ending: str) -> None:
+    def _end(self, claim: Any, ending: str, extent: int | None = None) -> None:
         match ending:
             case "commit":
-                self.book.commit(claim)
+                self.book.commit(claim, extent=extent)
             case "release":
                 self.book.release(claim)
             case "dead_letter":
@@ -127,12 +139,12 @@ class History:
 @settings(max_examples=300)
 @example(
     steps=[
-        ("work", 3, "w1", Level.USUAL, False, "vanish"),
-        ("work", 3, "w1", Level.USUAL, False, "vanish"),
-        ("work", 4, "w1", Level.USUAL, False, "ended"),
+        ("work", 3, "w1", Level.USUAL, False, "vanish", []),
+        ("work", 3, "w1", Level.USUAL, False, "vanish", []),
+        ("work", 4, "w1", Level.USUAL, False, "ended", []),
         ("prune",),
         ("echo", 0, "commit", False),
-        ("work", 3, "w1", Level.USUAL, False, "vanish"),
+        ("work", 3, "w1", Level.USUAL, False, "vanish", []),
     ]
 )
 @given(steps=st.lists(STEPS, min_size=5, max_size=40))

@@ -6,11 +6,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Self
 
 import pytest
+from msgspec.structs import replace
 
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import Claim, LeaseTerms, LedgerPolicy, Level, Phase
+from keywise.core.entry import Advance, Claim, LeaseTerms, LedgerPolicy, Level, Phase, Position
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Commit
 from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
@@ -165,6 +166,46 @@ def test_a_hung_holder_is_not_renewed_for_ever():
         last_renewal = RUNTIME_MAX_S - 10.0
         assert await holder.is_stopped_at(claims) == last_renewal + LEASE_S - MARGIN_S
         assert holder.ledger.renewals[-1] == (last_renewal, ["a"])
+
+    on_virtual_time(story)
+
+
+def test_work_that_comes_to_new_positions_is_not_hung():
+    """Rule 7: each position starts the longest runtime again, and failures before it count no more."""
+
+    async def story(holder: Holder) -> None:
+        seen = list[float]()
+        holder.heartbeat.on_progress = lambda: seen.append(holder.now())
+        [claim] = await holder.take("a")
+        failed = replace(claim, attempts=3, crashes=1, level=Level.ALONE)
+        holder.heartbeat.drop([claim])
+        holder.heartbeat.hold([failed], 0.0)
+        with holder.heartbeat.limit([failed]):
+            for place in range(1, 5):
+                await pass_s(RUNTIME_MAX_S - 1.0)
+                one = Advance(holder.heartbeat.current(failed), Position(place))
+                assert await holder.ledger.advance([one]) == []
+                holder.heartbeat.advanced([one])
+        after = holder.heartbeat.current(failed)
+        assert (after.position, after.attempts, after.crashes, after.level) == (Position(4), 0, 0, Level.USUAL)
+        assert seen == [99.0, 198.0, 297.0, 396.0]
+        assert holder.lost == []
+        holder.heartbeat.drop([after])
+        assert holder.heartbeat.current(failed) is failed
+
+    on_virtual_time(story)
+
+
+def test_work_that_has_come_to_a_position_and_hangs_then_loses_its_claim():
+    """Rule 7: only a new position starts the longest runtime again."""
+
+    async def story(holder: Holder) -> None:
+        [claim] = await holder.take("a")
+        with pytest.raises(TimeoutError), holder.heartbeat.limit([claim]):
+            await pass_s(50.0)
+            holder.heartbeat.advanced([Advance(claim, Position(1))])
+            await asyncio.Event().wait()
+        assert 50.0 + RUNTIME_MAX_S < holder.now() < 50.0 + RUNTIME_MAX_S + LEASE_S
 
     on_virtual_time(story)
 

@@ -7,9 +7,10 @@ from mutants.levels import LEVELS
 from mutants.limits import LIMITS
 from mutants.mutant import Mutant
 from mutants.outages import OUTAGES
+from mutants.positions import POSITIONS
 from mutants.replays import REPLAYS
 from mutants.timing import ACTS
 
-MUTANTS: tuple[Mutant, ...] = (*CLAIMS, *COMMITS, *ACTS, *LEVELS, *FLOWS, *LIMITS, *OUTAGES, *REPLAYS)
+MUTANTS: tuple[Mutant, ...] = (*CLAIMS, *COMMITS, *ACTS, *LEVELS, *FLOWS, *LIMITS, *OUTAGES, *REPLAYS, *POSITIONS)
 
 __all__ = ["MUTANTS", "Mutant"]

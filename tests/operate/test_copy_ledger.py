@@ -50,8 +50,8 @@ def test_both_histories_say_who_copied_and_why():
 
     mine, theirs = run(main())
     assert (mine.what, mine.by, theirs.what, theirs.by) == ("copied", "ada@desk", "copied", "ada@desk")
-    assert mine.detail == "to new://: 14 keys, 3 dead letters; ticket 7"
-    assert theirs.detail == "from old://: 14 keys, 3 dead letters; ticket 7"
+    assert mine.detail == "to new://: 16 keys, 3 dead letters; ticket 7"
+    assert theirs.detail == "from old://: 16 keys, 3 dead letters; ticket 7"
 
 
 def test_tokens_of_the_target_are_above_all_of_the_source():
@@ -86,7 +86,7 @@ def test_moments_are_carried_to_the_clock_of_the_target(ahead_s):
         assert plan.shift_s == math.ceil(ahead_s)
         await road.copy()
         mine, theirs = await road.content()
-        assert len(mine.entries) == len(theirs.entries) == 15
+        assert len(mine.entries) == len(theirs.entries) == 17
         for (key, here), (_, there) in zip(mine.entries, theirs.entries, strict=True):
             for name in ("updated_at", "lease_until", "tried_at", "unknown_until", "not_before", "suspected_at"):
                 at = getattr(here, name)
@@ -201,8 +201,8 @@ def test_the_same_content_is_not_copied_again(ahead_s):
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
-        (TransferPage(entries=[("more", Entry(order_of(1)))]), "15 keys instead of 14"),
-        (TransferPage(entries=[("a", Entry(order_of(99)))]), "14 keys, and some of them are different"),
+        (TransferPage(entries=[("more", Entry(order_of(1)))]), "17 keys instead of 16"),
+        (TransferPage(entries=[("a", Entry(order_of(99)))]), "16 keys, and some of them are different"),
         (TransferPage(dead_letters=[(1.0, DeadLetter("cause", b""))]), "4 dead letters instead of 3"),
         (TransferPage(records=[HistoryRecord(1.0, "stale")]), "6 lines of history instead of 5"),
     ],
@@ -239,7 +239,7 @@ def test_a_target_with_nothing_but_a_pause_holds_something():
         await road.target.control_store.pause(Pause("a"))
         return await road.move.plan()
 
-    assert run(main()).difference == "0 keys instead of 14"
+    assert run(main()).difference == "0 keys instead of 16"
 
 
 def test_a_checksum_does_not_depend_on_the_order():

@@ -4,8 +4,12 @@ import enum
 
 import msgspec
 
-from keywise.core.change import Order
+from keywise.core.change import VERSION_MAX, Order
+from keywise.core.errors import PositionError
 from keywise.core.limits import Rate
+
+NOTE_MAX_BYTES = 8 * 1024
+"""The longest note of a position."""
 
 
 class RefusalReason(enum.StrEnum):
@@ -118,6 +122,21 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     """The level at which to claim the key instead."""
 
 
+class Position(msgspec.Struct, frozen=True, gc=False):
+    """How far the work on one order of a key has come, if it is done in parts. The next holder resumes there."""
+
+    place: int
+    """How much is done, in a unit of the holder's choice; 0 is the beginning. It never falls."""
+    note: bytes = b""
+    """What the next holder needs to know to resume at this place."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.place <= VERSION_MAX:
+            raise PositionError(f"place {self.place} must be from 0 to {VERSION_MAX}")
+        if len(self.note) > NOTE_MAX_BYTES:
+            raise PositionError(f"the note of a position has {len(self.note)} bytes, the limit is {NOTE_MAX_BYTES}")
+
+
 class Claim(msgspec.Struct, frozen=True, gc=False):
     """The right to work on one key until a deadline, with a token that is never reused."""
 
@@ -133,9 +152,31 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     took_over: bool = False
     level: Level = Level.USUAL
     late_deaths: int = 0
+    position: Position | None = None
+    """Where to resume; None starts at the beginning. An earlier holder has kept it, at the same order."""
+    extent: int = 0
+    """The extent of the key when the claim was granted, over all orders: see `Entry.extent`."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Advance(msgspec.Struct, frozen=True):
+    """A part of the work under a claim is done: the claim has come to a position."""
+
+    claim: Claim
+    position: Position
+    extent: int = 0
+    """Raise the extent to this. A holder reserves the ordinals of a part before it writes them."""
+
+    @property
+    def claim_after(self) -> Claim:
+        """The claim as its holder goes on with it once the ledger has accepted this: no failure counts any more."""
+        one, before = self.claim, self.claim.position
+        one = msgspec.structs.replace(one, position=self.position, extent=max(one.extent, self.extent))
+        if self.position.place <= (before.place if before is not None else 0):
+            return one
+        return msgspec.structs.replace(one, attempts=0, crashes=0, level=Level.USUAL, late_deaths=0)
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the ledger stores of one key. In an idle entry, only the first three fields are set."""
 
     mark: Order | None = None
@@ -170,6 +211,15 @@ class Entry(msgspec.Struct, frozen=True):
     """The era to which an operator has raised this key; the next commit carries it into the mark."""
     rate_at: float = 0.0
     """The theoretical arrival time of GCRA: each dispatch moves it on by one interval. Not after now: no limit."""
+    position: Position | None = None
+    """How far the work on the order `advanced` has come."""
+    advanced: Order | None = None
+    """The order that `position` belongs to. Every other order starts at the beginning."""
+    extent: int = 0
+    """No record of this key with an ordinal at or above this is in the sink, at any order; 0 if none was reserved.
+
+    It only rises, until a commit that has deleted the records behind the last one of its order.
+    """
 
     @property
     def is_idle(self) -> bool:

@@ -21,6 +21,10 @@ class VersionError(KeywiseError):
     """A version is not a signed 64-bit integer and cannot be converted to one."""
 
 
+class PositionError(KeywiseError):
+    """A position has a place that is not a number from 0 to 2**63 - 1, or a note that is too long."""
+
+
 class MalformedError(KeywiseError):
     """A delivery cannot be read as a change. It becomes a dead letter."""
 

@@ -12,7 +12,7 @@ import msgspec
 from keywise.core.admin import ControlStore, LedgerAdmin
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetterRequest
-from keywise.core.entry import Certainty, Claim, LeaseTerms, Phase, Refusal
+from keywise.core.entry import Advance, Certainty, Claim, LeaseTerms, Phase, Refusal
 from keywise.core.history import HistoryStore
 from keywise.core.resource import AsyncResource
 from keywise.core.transaction import MarkingTransaction, Transaction
@@ -32,6 +32,8 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
     claim: Claim
     overdue: bool = False
     """The holder's own deadline passed before the sink had answered."""
+    extent: int | None = None
+    """The new extent of the key: the sink holds no record with an ordinal at or above it. None leaves the extent."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -60,6 +62,16 @@ class Ledger(AsyncResource, Protocol):
         """Extend the lease where the token is equal; return the claims that are lost.
 
         A phase is noted, and never taken back: a renewal without one leaves it as it is.
+        """
+
+    async def advance(self, advances: Sequence[Advance]) -> list[Claim]:
+        """Keep positions where the token is equal and the place is not below the kept one; return the refused claims.
+
+        The next claim of the same order resumes at the position. A claim of any other order starts at the beginning,
+        and drops it. A release, a failure, a takeover and a dead letter keep it; a commit, a reset and a repair that
+        has written drop it.
+        A place above the kept one is progress: failed attempts, crashes and the level of the key start again at zero.
+        An advance can be repeated after a lost answer.
         """
 
     async def commit(self, commits: Sequence[Commit]) -> list[Claim]:

@@ -10,7 +10,7 @@ from keywise.core import rules
 from keywise.core.change import ChangeHeader, Order
 from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Phase, Refusal
+from keywise.core.entry import Advance, Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Phase, Refusal
 from keywise.core.ledger import ClaimResults, Commit, Failure
 
 EVEN_IF_REPEATED = (CommitResult.COMMITTED, CommitResult.ALREADY)
@@ -74,6 +74,19 @@ def renew(
         else:
             working_set.set(one.key, entry)
     return lost
+
+
+def advance(working_set: WorkingSet, advances: Sequence[Advance], *, is_repeatable: bool = True) -> list[Claim]:
+    """Keep the positions of claims; return the claims that are refused."""
+    refused = []
+    for one in advances:
+        key = one.claim.key
+        entry = rules.advance(working_set.entry(key), one, working_set.now, is_repeatable=is_repeatable)
+        if entry is None:
+            refused.append(one.claim)
+        else:
+            working_set.set(key, entry)
+    return refused
 
 
 def commit(

@@ -10,6 +10,7 @@ from keywise.core.change import ChangeHeader, Order, is_unversioned
 from keywise.core.controls import Controls
 from keywise.core.entry import (
     EMPTY,
+    Advance,
     Certainty,
     Claim,
     CommitResult,
@@ -107,6 +108,9 @@ def grant(
     elif is_crash and header.order == entry.tried:
         # Both are None for a repair that follows a repair.
         entry = replace(entry, crashes=entry.crashes + 1)
+    if entry.position is not None and header.order is not None and header.order != entry.advanced:
+        # What this claim writes lies over the parts of the other order, so that order must not be resumed either.
+        entry = _without_position(entry)
     entry = replace(
         entry,
         token=token,
@@ -131,6 +135,8 @@ def grant(
         took_over=took_over,
         level=level,
         late_deaths=entry.late_deaths,
+        position=entry.position if header.order is not None else None,
+        extent=entry.extent,
     )
     return entry, claim
 
@@ -153,6 +159,34 @@ def renew(entry: Entry | None, claim: Claim, now: float, lease_s: float, phase: 
     return replace(entry, lease_until=now + lease_s, phase=max(entry.phase, phase))
 
 
+def advance(entry: Entry | None, advance: Advance, now: float, *, is_repeatable: bool = True) -> Entry | None:
+    """Keep the position of a claim; None if the claim is lost or was abandoned, or if the place is behind the kept one.
+
+    With `is_repeatable=False`, a place that is already kept is refused as well.
+    """
+    claim, place = advance.claim, advance.position.place
+    assert claim.order is not None, "an exclusion has no order to advance"
+    if entry is None or entry.token != claim.token or entry.abandoned:
+        return None
+    kept_place = entry.position.place if entry.position is not None else -1
+    if place < kept_place + (not is_repeatable):
+        return None
+    entry = replace(
+        entry,
+        position=advance.position,
+        advanced=claim.order,
+        extent=max(entry.extent, advance.extent),
+        updated_at=now,
+        # While an object is read for hours, its message is not delivered again: the wait for it starts here.
+        tried_at=now,
+    )
+    if place <= max(kept_place, 0):
+        # A repetition, or a reservation before the first part, is no progress. If it counted, a change that kills its
+        # worker in the next part would never become a dead letter.
+        return entry
+    return replace(entry, attempts=0, crashes=0, not_before=0.0, deaths=Level.USUAL, late_deaths=0)
+
+
 def commit(entry: Entry | None, commit: Commit, now: float, policy: LedgerPolicy) -> tuple[Entry | None, CommitResult]:
     """Raise the mark if the claim still holds the key and its order is above the mark.
 
@@ -163,11 +197,12 @@ def commit(entry: Entry | None, commit: Commit, now: float, policy: LedgerPolicy
     mine = entry is not None and entry.token == claim.token
     mark = entry.mark if entry else None
     if entry and mine and (mark is None or claim.order > mark):
-        return _marked(entry, claim.order, claim.deleted, now), CommitResult.COMMITTED
+        entry = _marked(entry, claim.order, claim.deleted, now)
+        return entry if commit.extent is None else replace(entry, extent=commit.extent), CommitResult.COMMITTED
     if entry and mark == claim.order and not commit.overdue:
         # An earlier commit of this claim arrived, and its answer was lost. An overdue claim has no such excuse:
         # its write may have landed after the write of the worker that raised the mark.
-        return (_idle(entry) if mine else entry), CommitResult.ALREADY
+        return (_without_position(_idle(entry)) if mine else entry), CommitResult.ALREADY
     return _suspected(entry, policy, now), CommitResult.REFUSED
 
 
@@ -226,7 +261,10 @@ def release(entry: Entry | None, claim: Claim) -> Entry | None:
 def dead_letter(
     entry: Entry | None, claim: Claim, certainty: Certainty, now: float, policy: LedgerPolicy
 ) -> Entry | None:
-    """End a claim whose change becomes a dead letter. Older changes of the key may be claimed again."""
+    """End a claim whose change becomes a dead letter. Older changes of the key may be claimed again.
+
+    The position stays: if the letter is replayed before another change of the key is claimed, the work resumes.
+    """
     assert entry is not None and entry.token == claim.token, "only its holder may dead-letter a change"
     if certainty is not Certainty.CLEAN:
         entry = _with_unknown(entry, entry.intent, now)
@@ -255,6 +293,9 @@ def finish_repair(entry: Entry | None, claim: Claim, written: ChangeHeader | Non
     if written and written.order == entry.mark and written.deleted:
         # The source of truth says that the key is gone: the mark becomes a tombstone.
         entry = replace(entry, deleted=True)
+    if written is not None:
+        # The whole state lies over the parts of an order that was under way.
+        entry = _without_position(entry)
     if entry.tried is None:
         # The repair has run to its end, so it is not to blame for the deaths before it. While a tried change waits,
         # that change may be: it keeps its level.
@@ -269,7 +310,7 @@ def mark_suspect(entry: Entry | None, header: ChangeHeader, now: float, policy: 
     """
     if not policy.intents:
         return entry
-    marked = _suspected(entry, policy, now) or EMPTY
+    marked = _without_position(_suspected(entry, policy, now) or EMPTY)
     if header.order is None:
         return marked
     if marked.tried is not None and header.order >= marked.tried:
@@ -289,7 +330,7 @@ def reset(entry: Entry | None, claim: Claim, controls: Controls) -> Entry | None
     """
     if entry is None or entry.token != claim.token:
         return None
-    return replace(_idle(entry), era=era_of(entry, controls) + 1)
+    return replace(_without_position(_idle(entry)), era=era_of(entry, controls) + 1)
 
 
 def suspect_since(entry: Entry, policy: LedgerPolicy) -> float | None:
@@ -311,14 +352,15 @@ def is_prunable(entry: Entry, now: float, retention_s: float, policy: LedgerPoli
 
     An older version may be sent some time after a newer one was committed. The entry must outlive that message:
     therefore the longest redelivery delay is added to the retention.
+    An extent is no history: it says what has to be deleted from the sink later, so its entry stays.
     """
-    busy = entry.token != 0 or entry.unknown is not None or entry.suspicions > 0
+    busy = entry.token != 0 or entry.unknown is not None or entry.suspicions > 0 or entry.extent > 0
     return not busy and entry.updated_at < now - retention_s - policy.redelivery_s
 
 
 def is_known(entry: Entry) -> bool:
     """Whether an entry holds more than the state of its rate limit."""
-    return kept(replace(entry, rate_at=0.0)) is not None
+    return entry.mark is not None or not entry.is_idle
 
 
 def kept(entry: Entry | None) -> Entry | None:
@@ -335,8 +377,8 @@ def _against_mark(entry: Entry, header: ChangeHeader, now: float, policy: Ledger
     if mark is None:
         # The age is checked in the same step as the entry: an earlier check could pass before the key is pruned.
         late = policy.retention_s is not None and header.sent_at < now - policy.retention_s
-        # A change that was tried before passed this check then, and may be in the sink by now.
-        return Refusal(RefusalReason.FORGOTTEN) if late and order != entry.tried else None
+        # A change that was tried before passed this check then, and may be in the sink by now, or a part of it.
+        return Refusal(RefusalReason.FORGOTTEN) if late and order not in (entry.tried, entry.advanced) else None
     if is_unversioned(mark) != is_unversioned(order) and mark[0] == order[0]:
         return Refusal(RefusalReason.MIXED, mark=mark)
     if order == mark:
@@ -383,10 +425,12 @@ def _against_attempts(entry: Entry, header: ChangeHeader, now: float, policy: Le
     if entry.tried is not None and header.order <= entry.tried and now < entry.not_before:
         return Refusal(RefusalReason.BUSY, entry.not_before - now)
     has_failed = entry.attempts > 0 or entry.deaths >= Level.SOLE
-    if entry.tried is not None and has_failed and header.order < entry.tried:
+    is_under_way = entry.position is not None and entry.advanced == entry.tried
+    if entry.tried is not None and (has_failed or is_under_way) and header.order < entry.tried:
         # Do not alternate between two changes that fail: each switch would reset the attempts of the other. Nor
         # between two when workers died on probation with the newer one: a commit of the older one would reset the
         # level. After the first death the newer one is most likely innocent, so the older one need not wait.
+        # Nor may an older change drop the position of a newer one that a worker has released between two parts.
         wait_s = entry.tried_at + policy.redelivery_s - now
         return Refusal(RefusalReason.DEFERRED, wait_s) if wait_s > 0 else None
     return None
@@ -435,7 +479,7 @@ def _with_unknown(entry: Entry, order: Order | None, until: float) -> Entry:
 
 
 def _marked(entry: Entry, order: Order, deleted: bool, now: float) -> Entry:
-    entry = replace(_idle(entry), mark=order, deleted=deleted, updated_at=now)
+    entry = replace(_idle(entry), mark=order, deleted=deleted, updated_at=now, position=None, advanced=None)
     if entry.unknown is not None and entry.unknown <= order:
         entry = replace(entry, unknown=None, unknown_until=0.0)
     return replace(entry, era=0) if order[0] >= entry.era else entry
@@ -450,6 +494,10 @@ def _suspected(entry: Entry | None, policy: LedgerPolicy, now: float) -> Entry |
 
 def _free(entry: Entry) -> Entry:
     return replace(entry, token=0, owner="", lease_until=0.0, abandoned=False, phase=Phase.CLAIMED, intent=None)
+
+
+def _without_position(entry: Entry) -> Entry:
+    return replace(entry, position=None, advanced=None) if entry.position is not None else entry
 
 
 def _idle(entry: Entry) -> Entry:

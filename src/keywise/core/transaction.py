@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Claim, Refusal
+from keywise.core.entry import Advance, Claim, Refusal
 
 
 class Transaction(Protocol):
@@ -21,6 +21,12 @@ class Transaction(Protocol):
 
     async def mark(self, headers: Sequence[ChangeHeader]) -> None:
         """Raise the marks of keys that `decide` has allowed in this transaction."""
+
+    async def advance(self, advances: Sequence[Advance]) -> list[Claim]:
+        """Do what `Ledger.advance` does, inside this transaction. If a claim is refused, the caller rolls back.
+
+        A place that is already kept is refused as well: the effect of its part exists, and must not be repeated.
+        """
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         """Do what `Ledger.commit` does, inside this transaction. If a claim is refused, the caller rolls back.

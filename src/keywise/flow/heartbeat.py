@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from keywise.core.clock import Clock
-from keywise.core.entry import Claim, Phase
+from keywise.core.entry import Advance, Claim, Phase
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Ledger
 
@@ -24,7 +24,7 @@ class HeldClaim:
     def __init__(self, claim: Claim, started: float, deadline: float) -> None:
         self.claim = claim
         self.started = started
-        """When its sink call began; before that, when the claim was requested."""
+        """When its sink call began, or came to its last position; before that, when the claim was requested."""
         self.has_begun = False
         self.deadline = deadline
         self.call: SinkCall | None = None
@@ -80,16 +80,17 @@ class CallTimer:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._calls: set[SinkCall] = set()
+        self._calls: dict[SinkCall, None] = {}
+        """In the order in which they began, so that those that end together always end in the same order."""
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = math.inf
 
     def add(self, call: SinkCall) -> None:
-        self._calls.add(call)
+        self._calls[call] = None
         self.wake_at(call.deadline)
 
     def discard(self, call: SinkCall) -> None:
-        self._calls.discard(call)
+        self._calls.pop(call, None)
 
     def wake_at(self, deadline: float) -> None:
         """Look at the calls at a deadline, or before it."""
@@ -120,7 +121,8 @@ class Heartbeat:
     """The claims that a consumer holds, and their renewal after each third of the lease.
 
     Each deadline is computed here, by the clock of this process, and is never read back from the ledger.
-    Work that runs for longer than `runtime_max_s` is no longer renewed, so that a hung handler loses its key.
+    Work that runs for longer than `runtime_max_s`, and comes to no new position meanwhile, is no longer renewed, so
+    that a hung handler loses its key.
     """
 
     def __init__(
@@ -139,6 +141,10 @@ class Heartbeat:
         """When the latest call under any of the claims began."""
         self._calls = CallTimer(clock)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.has_progress = False
+        """Whether any work has come to a position since the start. Most pipelines have none, and need not look."""
+        self.on_progress: Callable[[], None] = lambda: None
+        """Called after work has come to a new position."""
         self._is_unanswered = False
         """A beat is under way, or the last one got no answer. `begin` and `accompany` may use another connection."""
 
@@ -158,6 +164,18 @@ class Heartbeat:
         for claim in claims:
             if (one := self._held.get(claim.token)) is not None:
                 one.is_ending = True
+
+    def advanced(self, advances: Iterable[Advance]) -> None:
+        """Note positions that the ledger has accepted: the work is not hung, and failures before it count no more."""
+        self.has_progress, now = True, self._clock()
+        for one in advances:
+            if (held := self._held.get(one.claim.token)) is not None:
+                held.claim, held.started = one.claim_after, now
+        self.on_progress()
+
+    def current(self, claim: Claim) -> Claim:
+        """Return a claim as it is since its last position."""
+        return held.claim if (held := self._held.get(claim.token)) is not None else claim
 
     def drop(self, claims: Iterable[Claim]) -> None:
         """Stop renewing these claims. Dropping a claim twice does nothing."""

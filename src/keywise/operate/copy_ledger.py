@@ -66,9 +66,10 @@ class Checksums(msgspec.Struct):
     lines: Checksum = msgspec.field(default_factory=Checksum)
 
     def add(self, page: TransferPage) -> None:
-        """Add a page. A history record is hashed with its position, because the order of records matters."""
+        """Add a page. A history record is hashed with its index, because the order of records matters."""
         for key, entry in page.entries:
-            self.keys.add(key, entry)
+            # All fields: an entry as it is stored leaves out defaults, but not a zero that is another object.
+            self.keys.add(key, astuple(entry))
         for at, letter in page.dead_letters:
             self.letters.add(at, letter)
         for line in page.records:

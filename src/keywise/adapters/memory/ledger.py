@@ -11,7 +11,7 @@ from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import PLAIN, Controls, Pause
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Phase, Refusal
+from keywise.core.entry import Advance, Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Phase, Refusal
 from keywise.core.history import HistoryRecord
 from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
 from keywise.core.transaction import Transaction
@@ -41,6 +41,10 @@ class MemoryLedger:
     async def renew(self, claims: Sequence[Claim], lease_s: float, phase: Phase = Phase.CLAIMED) -> list[Claim]:
         async with self.database.exclusive():
             return ledger_steps.renew(self.working_set, claims, lease_s, phase)
+
+    async def advance(self, advances: Sequence[Advance]) -> list[Claim]:
+        async with self.database.exclusive():
+            return ledger_steps.advance(self.working_set, advances)
 
     async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         async with self.database.exclusive():
@@ -229,6 +233,9 @@ class MemoryTransaction:
 
     async def mark(self, headers: Sequence[ChangeHeader]) -> None:
         ledger_steps.mark(self._working_set, headers)
+
+    async def advance(self, advances: Sequence[Advance]) -> list[Claim]:
+        return ledger_steps.advance(self._working_set, advances, is_repeatable=False)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         return ledger_steps.commit(self._working_set, [Commit(claim) for claim in claims], (CommitResult.COMMITTED,))

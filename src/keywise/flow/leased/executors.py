@@ -45,6 +45,7 @@ class FinishedJob(msgspec.Struct, frozen=True, gc=False):
 
     ticket: Ticket
     claim: Claim
+    """As it is since its last position: progress forgives the failures before it."""
     execution: Execution
     disposition: Disposition
     cause: str

@@ -45,6 +45,13 @@ class ProbationWindow:
         self._is_claiming = False
         self._sole_is_next = True
 
+    def __contains__(self, change: Hashable) -> bool:
+        return change in self._places
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._places
+
     def free(self, now: float) -> int:
         """How many more changes of the level `PROBATION` may begin."""
         counted = self._counted(now)

@@ -124,6 +124,7 @@ class LeasedWorker:
         self._settlement = settlement
         self._lanes = lanes
         self._heartbeat = heartbeat
+        heartbeat.on_progress = lanes.arrivals.notify
         self._executor = executor
         self._fallback = fallback
         self._stopping = False
@@ -303,7 +304,9 @@ class LeasedWorker:
             return
         self._dispatch([job])
         alone_s = min(pipeline.settings.lease_s * 2**claim.late_deaths, pipeline.settings.runtime_max_s)
-        await self._until(lambda: not self._open, alone_s)
+        await self._until(lambda: not self._open or self._has_progressed(claim), alone_s)
+        if self._has_progressed(claim):
+            return  # The ledger has forgiven the deaths: nothing has to wait for the other parts.
         # The change has outlasted its time alone. Record that first, then let other changes begin: a later death may be
         # their fault.
         # After a stop nothing else begins, so the change stays alone. If the claim is lost, nothing is left to store,
@@ -318,6 +321,9 @@ class LeasedWorker:
         deadline = self._pipeline.clock() + limit_s
         while not condition() and not self._stopping and (left_s := deadline - self._pipeline.clock()) > 0:
             await self._lanes.arrivals.wait(left_s)
+
+    def _has_progressed(self, claim: Claim) -> bool:
+        return self._heartbeat.current(claim).level is not claim.level
 
     def _is_idle(self, most: int) -> bool:
         """Whether at most so many changes are open, no repair runs, and a worker is free to begin."""
@@ -489,7 +495,8 @@ class LeasedWorker:
             self._finish(job, NOT_STARTED)
 
     def _finish(self, job: Job, execution: Execution) -> None:
-        claim, settings = job.claim, self._pipeline.settings
+        heartbeat, settings = self._heartbeat, self._pipeline.settings
+        claim = heartbeat.current(job.claim) if heartbeat.has_progress else job.claim
         match execution:
             case Ran(result=result):
                 cause = result.cause
@@ -510,13 +517,18 @@ class LeasedWorker:
                 for some in _by_step(finished):
                     await self._conclude(some)
                 self._count([one.ticket for one in finished], -1)
-                for one in finished:
-                    if one.claim.level in ON_PROBATION:
-                        has_run = not isinstance(one.execution, NotStarted)
-                        self._company.window.end(one.claim.token, clean=has_run)
+                if not self._company.window.is_empty:
+                    self._free_places(finished)
                 self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name, changes=len(finished)))
                 self._lanes.arrivals.notify()
                 self._lanes.departures.notify()
+
+    def _free_places(self, finished: list[FinishedJob]) -> None:
+        """Free the places of changes on probation. Progress has ended the level of some, but not their place."""
+        window = self._company.window
+        for one in finished:
+            if one.claim.token in window:
+                window.end(one.claim.token, clean=not isinstance(one.execution, NotStarted))
 
     async def _conclude(self, finished: list[FinishedJob]) -> None:
         """Record finished changes in the ledger, all in one call, and settle each as the ledger has answered."""

@@ -24,6 +24,7 @@ from keywise.testing.conformance.controls import (
     HISTORY_PROMISES,
 )
 from keywise.testing.conformance.dumps import TRANSFER_PROMISES
+from keywise.testing.conformance.positions import POSITION_PROMISES, POSITION_TRANSACTION_PROMISES
 from keywise.testing.conformance.promise import BrokenPromiseError, Promise, UncheckedError
 from keywise.testing.conformance.random_histories import RANDOM_HISTORY_PROMISES
 from keywise.testing.conformance.report import Checked, Conformance, NotConformingError, Verdict, hold
@@ -164,6 +165,8 @@ def ledger_promises(*, transactions: bool = True) -> list[Promise[LedgerBench]]:
         *ENDING_PROMISES,
         *SUSPECT_PROMISES,
         *(TRANSACTION_PROMISES if transactions else ()),
+        *POSITION_PROMISES,
+        *(POSITION_TRANSACTION_PROMISES if transactions else ()),
         *CONTROL_STORE_PROMISES,
         *(GOVERNED_TRANSACTION_PROMISES if transactions else ()),
         *HISTORY_PROMISES,

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Certainty, Entry, Level, RefusalReason
+from keywise.core.entry import NOTE_MAX_BYTES, Advance, Certainty, Entry, Level, Position, RefusalReason
 from keywise.core.ledger import Commit, Failure
 from keywise.core.transfer import LedgerTransfer, TransferPage
 from keywise.testing.conformance.claims import (
@@ -33,6 +33,7 @@ LETTERS = [
     DeadLetter("cause", b"x" * 70_000, "🦉", VERSIONS[-1], None, 0.0, "", "Traceback\n  🦉 'line'\n" * 1000, "🦉"),
 ]
 RETRY_S = 500.0
+NOTE = bytes(range(256)) * (NOTE_MAX_BYTES // 256)
 
 
 def transfer_of(bench: LedgerBench, *, another: bool = False) -> LedgerTransfer:
@@ -94,6 +95,10 @@ async def filled(bench: LedgerBench) -> None:
         [DeadLetterRequest(LETTERS[0], dead), *(DeadLetterRequest(letter) for letter in LETTERS[1:])]
     )
     await ledger.history_store.record(RECORDS)
+    part = Advance(await bench.take(3, key="in parts"), Position(2**63 - 1, NOTE), 70)
+    await ledger.advance([part])
+    await ledger.release([part.claim])
+    await ledger.commit([Commit(await bench.take(3, key="with records"), extent=2**62)])
 
 
 @TRANSFER_PROMISES.add(PLAIN)
@@ -102,6 +107,7 @@ async def all_of_a_scope_can_be_carried_away_and_back(bench: LedgerBench) -> Non
     await filled(bench)
     before = joined(await pages_of(transfer_of(bench)))
     known = [*KEYS[: len(VERSIONS)], "once", "failed", "unknown", "abandoned by a worker", "taken over"]
+    known += ["in parts", "with records"]
     same("the keys", sorted(key for key, _ in before.entries), sorted(known))
     for key, entry in before.entries:
         same(f"the entry of {key!r}", entry, rounded(await bench.entry(key)))

@@ -12,7 +12,18 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MAX, ChangeHeader, Order
 from keywise.core.controls import Pause
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Certainty, Claim, Entry, LeaseTerms, LedgerPolicy, Level, Phase, Refusal
+from keywise.core.entry import (
+    Advance,
+    Certainty,
+    Claim,
+    Entry,
+    LeaseTerms,
+    LedgerPolicy,
+    Level,
+    Phase,
+    Position,
+    Refusal,
+)
 from keywise.core.ledger import Commit, Failure
 from keywise.testing.conformance.claims import LedgerBench
 from keywise.testing.conformance.promise import Promises
@@ -127,7 +138,8 @@ class RandomHistory:
     def _acts(self) -> list[tuple[Callable[[], Awaitable[None]], int]]:
         return [
             (self._claim, 30),
-            (self._advance, 14),
+            (self._wait, 14),
+            (self._advance, 8),
             (self._commit, 12),
             (self._fail, 10),
             (self._transact, 14 if self._twins.bench.has_transactions else 0),
@@ -163,6 +175,13 @@ class RandomHistory:
         recent = self._claims[-6:]
         return self._rng.sample(recent, self._rng.randint(0, min(2, len(recent))))
 
+    def _some_advances(self) -> list[tuple[tuple[Claim, Claim], tuple[Position, int]]]:
+        rng = self._rng
+        return [
+            (pair, (Position(rng.randrange(4), rng.randbytes(rng.choice((0, 3, 300)))), rng.choice((0, 0, 5, 9))))
+            for pair in self._some_claims()
+        ]
+
     def _letter(self, key: str) -> DeadLetter:
         version = self._rng.choice((None, self._rng.randrange(9)))
         headers = self._rng.choice((None, {"a": "b"}))
@@ -188,16 +207,27 @@ class RandomHistory:
             pair = self._twins.pair(found[claim.key], claim)
             (self._claims if claim.order is not None else self._exclusions).append(pair)
 
-    async def _advance(self) -> None:
+    async def _wait(self) -> None:
         steps = self._rng.choice((1, 1, 1, 2, 3, 8))
-        self.steps.append(f"advance {steps}")
+        self.steps.append(f"wait {steps}")
         self._twins.bench.advance(steps * STEP_S)
 
-    async def _commit(self) -> None:
-        commits = [(pair, self._rng.random() < OVERDUE_SHARE) for pair in self._some_claims()]
-        step = ("commit", [(pair[1], overdue) for pair, overdue in commits])
+    async def _advance(self) -> None:
+        advances = self._some_advances()
+        step = ("advance", [(pair[1], details) for pair, details in advances])
         seen, twin = await self._ask(
-            step, lambda ledger, mine: ledger.commit([Commit(mine(pair), overdue) for pair, overdue in commits])
+            step, lambda ledger, mine: ledger.advance([Advance(mine(pair), *details) for pair, details in advances])
+        )
+        self._agree_on_claims("the refused advances", seen, twin)
+
+    async def _commit(self) -> None:
+        rng = self._rng
+        commits = [
+            (pair, (rng.random() < OVERDUE_SHARE, rng.choice((None, None, None, 0, 7)))) for pair in self._some_claims()
+        ]
+        step = ("commit", [(pair[1], details) for pair, details in commits])
+        seen, twin = await self._ask(
+            step, lambda ledger, mine: ledger.commit([Commit(mine(pair), *details) for pair, details in commits])
         )
         self._agree_on_claims("the refused commits", seen, twin)
 
@@ -322,9 +352,11 @@ class RandomHistory:
     def _part(self) -> tuple[str, Any, str]:
         """Pick one step: its name, its arguments, and whether it runs in a savepoint that is kept or undone."""
         savepoint = self._rng.choices(("none", "kept", "undone"), (6, 2, 2))[0]
-        name = self._rng.choices(("mark", "fail", "dead_letter", "commit"), (5, 2, 2, 3))[0]
+        name = self._rng.choices(("mark", "fail", "dead_letter", "commit", "advance"), (5, 2, 2, 3, 2))[0]
         if name == "commit":
             return name, self._some_claims(), savepoint
+        if name == "advance":
+            return name, self._some_advances(), savepoint
         headers = [self._header(key) for key in self._some_keys()]
         if name == "dead_letter":
             letters = [(header if self._rng.random() < 0.8 else None, self._letter(header.key)) for header in headers]
@@ -352,8 +384,11 @@ async def _within(
 
 async def _step(transaction: Any, name: str, arguments: Any, mine: Callable[[Any], Any], answers: list[Any]) -> None:
     """Take one step of a transaction as a consumer does: mark or fail only what was just allowed."""
-    if name == "commit":
-        refused = await transaction.commit([mine(pair) for pair in arguments])
+    if name in {"commit", "advance"}:
+        if name == "commit":
+            refused = await transaction.commit([mine(pair) for pair in arguments])
+        else:
+            refused = await transaction.advance([Advance(mine(pair), *details) for pair, details in arguments])
         answers.append([(claim.key, claim.order) for claim in refused])
         return
     if name == "dead_letter":

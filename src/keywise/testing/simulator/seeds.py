@@ -20,6 +20,7 @@ from keywise.core.sink import Grade
 from keywise.flow.strategy import CommitStrategy
 from keywise.testing.simulated_world import SimulatedWorld
 from keywise.testing.simulator.crowd import CrowdWorld
+from keywise.testing.simulator.parts import PartsWorld
 from keywise.testing.simulator.world import World
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ SEEDS_A_CHUNK = 25
 SEEDS_A_COLLECTION = 50
 SEEDS_A_CROWD = 3
 """One seed in this many also runs a `CrowdWorld`. An atomic sink has none: its handlers run one at a time."""
+SEEDS_A_PARTS = 3
+"""One seed in this many also runs a `PartsWorld`."""
 FAILURES_KEPT = 3
 TRACE_LINES_KEPT = 40
 
@@ -83,16 +86,22 @@ class Tally(msgspec.Struct):
 
 
 def run_seed(seed: int, grade: Grade) -> Run:
-    """Run one flow, and with some seeds also a crowd."""
+    """Run one flow, and with some seeds also a crowd, or objects in parts."""
     world, violations = run_world(World, seed, grade)
     if world is None:
         return Run(seed, grade, "not built", violations, {}, [])
     run = Run(seed, grade, _variant(world), violations, dict(world.faults.injected), list(world.auditor.trace))
     if grade is not Grade.ATOMIC and seed % SEEDS_A_CROWD == 0:
-        crowd, violations = run_world(CrowdWorld, seed, grade)
-        run.violations.extend(f"in a crowd: {violation}" for violation in violations)
-        run.trace.extend(f"in a crowd: {line}" for line in (crowd.auditor.trace if crowd is not None else ()))
+        _add(run, "in a crowd", *run_world(CrowdWorld, seed, grade))
+    if seed % SEEDS_A_PARTS == 1:
+        _add(run, "in parts", *run_world(PartsWorld, seed, grade))
     return run
+
+
+def _add(run: Run, where: str, world: SimulatedWorld | None, violations: list[str]) -> None:
+    """Take in what another world of the same seed showed."""
+    run.violations.extend(f"{where}: {violation}" for violation in violations)
+    run.trace.extend(f"{where}: {line}" for line in (world.auditor.trace if world is not None else ()))
 
 
 def run_world(kind: Callable[[int, Grade], W], seed: int, grade: Grade) -> tuple[W | None, list[str]]:

@@ -41,7 +41,7 @@ from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import Controls, Pause, controls_of, text_of
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy, Phase
+from keywise.core.entry import Advance, Claim, Entry, LeaseTerms, LedgerPolicy, Phase
 from keywise.core.errors import DatabaseError, TransactionFailedError, UnavailableError
 from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import decoded, encoded
@@ -90,9 +90,13 @@ class PostgresLedger:
         async with self.scope.working_set(_keys(claims)) as working_set:
             return ledger_steps.renew(working_set, claims, lease_s, phase)
 
+    async def advance(self, advances: Sequence[Advance]) -> list[Claim]:
+        async with self.scope.working_set([advance.claim.key for advance in advances]) as working_set:
+            return ledger_steps.advance(working_set, advances)
+
     async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         """If the answer is lost, the call is repeated: the mark shows what has arrived."""
-        committed = await self._commit_plain([commit.claim for commit in commits])
+        committed = await self._commit_plain(commits)
         commits = [commit for commit in commits if commit.claim.key not in committed]
         if not commits:
             return []
@@ -271,9 +275,13 @@ class PostgresLedger:
         granted = ((plain[code], token) for code, token in rows)
         return [Claim(header.key, header.order, header.deleted, token) for header, token in granted]
 
-    async def _commit_plain(self, claims: Sequence[Claim]) -> set[str]:
-        """Commit claims that nothing has happened to since they were granted; return their keys."""
-        if (plain := by_code(claims)) is None:
+    async def _commit_plain(self, commits: Sequence[Commit]) -> set[str]:
+        """Commit claims that nothing has happened to since they were granted; return their keys.
+
+        The statement leaves a mark alone, so a commit with an extent goes to the rules.
+        """
+        plain = by_code([commit.claim for commit in commits])
+        if plain is None or any(commit.extent is not None for commit in commits):
             return set()
         arguments = plain_commits(self.scope.number, plain)
         rows = await self.database.write(COMMIT_PLAIN, *arguments, limit_s=self.scope.policy.command_s)

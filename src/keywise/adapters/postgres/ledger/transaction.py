@@ -34,7 +34,7 @@ from keywise.adapters.postgres.ledger.working_set import (
 from keywise.core import ledger_steps
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Claim, CommitResult, Entry, Refusal
+from keywise.core.entry import Advance, Claim, CommitResult, Entry, Refusal
 from keywise.core.errors import DatabaseError, TransactionFailedError, UnavailableError
 from keywise.core.key_encoding import encoded
 from keywise.core.ledger import Commit
@@ -141,6 +141,12 @@ class PostgresTransaction:
                 active = [header for header in headers if header.key in self._active]
                 async with self._working_set(header.key for header in active) as working_set:
                     ledger_steps.mark(working_set, active)
+
+    async def advance(self, advances: Sequence[Advance]) -> list[Claim]:
+        """Without the lock of the controls, as `commit`."""
+        self.commits_claims = True
+        async with self._working_set([one.claim.key for one in advances], under_controls=False) as working_set:
+            return ledger_steps.advance(working_set, advances, is_repeatable=False)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         """Without the lock of the controls: what was claimed goes on, whatever an operator does meanwhile."""

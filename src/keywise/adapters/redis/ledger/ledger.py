@@ -35,7 +35,7 @@ from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import Controls, Pause, controls_of, text_of
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy, Phase
+from keywise.core.entry import Advance, Claim, Entry, LeaseTerms, LedgerPolicy, Phase
 from keywise.core.errors import AddressError, SettingsError, UnavailableError
 from keywise.core.key_encoding import decoded, encoded
 from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
@@ -108,13 +108,27 @@ class RedisLedger:
 
         return _flat(await self._entries.run(_by_key(claims), step))
 
+    async def advance(self, advances: Sequence[Advance]) -> list[Claim]:
+        def step(working_set: RedisWorkingSet, some: list[Advance]) -> tuple[list[Claim], Entry | None]:
+            return ledger_steps.advance(working_set, some), working_set.entry(some[0].claim.key)
+
+        by_key, refused = _by_key(advances, _claim_key), list[Claim]()
+        results = await self._entries.run(by_key, step, frees=False)
+        for some, (lost, entry) in zip(by_key.values(), results, strict=True):
+            refused += lost
+            for one in some:
+                self._known.pop(one.claim.token, None)
+                if entry is not None and entry.token == one.claim.token:
+                    self._know(one.claim.token, entry)
+        return refused
+
     async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         """If the answer is lost, the call is repeated: the mark shows what has arrived."""
-        claims = [commit.claim for commit in commits]
         # Of two with the same key, the second depends on what becomes of the first.
-        if _names_each_once([claim.key for claim in claims]):
-            known = self._known
-            committed = await self._plain_claims.commit([claim for claim in claims if claim.token not in known])
+        if _names_each_once([commit.claim.key for commit in commits]):
+            # A plain claim ends as a mark alone, without an extent.
+            known, plain = self._known, [commit.claim for commit in commits if commit.extent is None]
+            committed = await self._plain_claims.commit([claim for claim in plain if claim.token not in known])
             commits = [commit for commit in commits if commit.claim.token not in committed]
         return await self._commit(commits) if commits else []
 

@@ -24,7 +24,7 @@ from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import Controls, Pause
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy, Phase
+from keywise.core.entry import Advance, Claim, Entry, LeaseTerms, LedgerPolicy, Phase
 from keywise.core.history import HistoryRecord
 from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
 from keywise.core.resource import opening
@@ -65,6 +65,10 @@ class SqliteLedger:
         return await self.scope.run(
             _keys(claims), lambda working_set: ledger_steps.renew(working_set, claims, lease_s, phase)
         )
+
+    async def advance(self, advances: Sequence[Advance]) -> list[Claim]:
+        keys = [advance.claim.key for advance in advances]
+        return await self.scope.run(keys, lambda working_set: ledger_steps.advance(working_set, advances))
 
     async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         keys = [commit.claim.key for commit in commits]

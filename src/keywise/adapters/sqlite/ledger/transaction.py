@@ -13,7 +13,7 @@ from keywise.core import ledger_steps
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Claim, CommitResult, Refusal
+from keywise.core.entry import Advance, Claim, CommitResult, Refusal
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Commit
 
@@ -70,6 +70,10 @@ class SqliteTransaction:
         for (key,) in self.connection.execute(NOT_PLAIN, (self._scope.number, _json(versions))).fetchall():
             del versions[key]
         return versions
+
+    async def advance(self, advances: Sequence[Advance]) -> list[Claim]:
+        with self._working_set(advance.claim.key for advance in advances) as working_set:
+            return ledger_steps.advance(working_set, advances, is_repeatable=False)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         with self._working_set(claim.key for claim in claims) as working_set:

@@ -1,0 +1,359 @@
+"""What every ledger promises about work in parts: positions, and the extent of a key."""
+
+from msgspec.structs import replace
+
+from keywise.core.change import VERSION_MAX, ChangeHeader, order_of
+from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
+from keywise.core.entry import (
+    NOTE_MAX_BYTES,
+    Advance,
+    Certainty,
+    Claim,
+    Entry,
+    Level,
+    Phase,
+    Position,
+    RefusalReason,
+)
+from keywise.core.ledger import Commit, Failure
+from keywise.testing.conformance.claims import (
+    CLOCK_S,
+    LEASE_S,
+    PLAIN,
+    REDELIVERY_S,
+    RETENTION_S,
+    SAFE,
+    LedgerBench,
+    granted,
+    refused,
+)
+from keywise.testing.conformance.promise import Promises, near, same
+
+POSITION_PROMISES: Promises[LedgerBench] = Promises()
+POSITION_TRANSACTION_PROMISES: Promises[LedgerBench] = Promises()
+
+AT_3 = Position(3, b'\x00\xff "etag"')
+NOTES = [b"", b"\x00", bytes(range(256)), b"\xff" * NOTE_MAX_BYTES]
+LETTER = DeadLetter("it is bad", b"", "a", 5)
+
+
+async def advanced(bench: LedgerBench, version: int = 5, position: Position = AT_3, *, key: str = "a") -> Claim:
+    """Take a claim and come to a position with it; return the claim as its holder goes on with it."""
+    one = Advance(await bench.take(version, key=key, level=Level.ALONE), position)
+    same("refused advances", await bench.ledger.advance([one]), [])
+    return one.claim_after
+
+
+async def advances(bench: LedgerBench, claim: Claim, place: int, *, another: bool = False) -> bool:
+    """Try to come to a place; return whether the ledger accepted it."""
+    refusals = await (bench.another if another else bench.ledger).advance([Advance(claim, Position(place))])
+    same("the refused claims", refusals, [claim] if refusals else [])
+    return not refusals
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def any_position_is_kept_exactly(bench: LedgerBench) -> None:
+    """A place uses 63 bits, and a note is any bytes of up to 8 KiB."""
+    for number, note in enumerate(NOTES):
+        position = Position(VERSION_MAX - number, note)
+        await bench.ledger.release([await advanced(bench, 5, position, key=f"k{number}")])
+        same("the position of the entry", (await bench.entry(f"k{number}")).position, position)
+        same("the position of the claim", (await bench.take(5, "w2", key=f"k{number}")).position, position)
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def a_takeover_resumes_at_the_position(bench: LedgerBench) -> None:
+    """A claim over an expired lease has the position of the last holder, under a fresh token."""
+    claim = await advanced(bench)
+    bench.expire()
+    again = await bench.take(5, "w2", level=Level.ALONE)
+    same("the position", again.position, AT_3)
+    same("whether the token is fresh", again.token != claim.token, True)
+    same("whether the new holder advances", await advances(bench, again, 4, another=True), True)
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def only_the_holder_advances(bench: LedgerBench) -> None:
+    """A claim that was taken over, released or abandoned advances nothing, and neither does a key without a claim."""
+    old = await advanced(bench)
+    bench.expire()
+    holder = await bench.take(5, "w2", level=Level.ALONE)
+    before = await bench.entry()
+    same("whether an old token advances", await advances(bench, old, 9), False)
+    same("the entry", await bench.entry(), before)
+    await bench.ledger.release([holder])
+    same("whether a released claim advances", await advances(bench, holder, 9), False)
+    same("whether an unknown key advances", await advances(bench, replace(old, key="never seen"), 1), False)
+    same("the entry of an unknown key", await bench.ledger.inspect("never seen"), None)
+    unsure = await bench.take(5, level=Level.ALONE)
+    await bench.ledger.fail([Failure(unsure, Certainty.UNKNOWN, 1.0)])
+    same("whether an abandoned claim advances", await advances(bench, unsure, 9), False)
+    same("the position", (await bench.entry()).position, AT_3)
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def a_place_never_falls(bench: LedgerBench) -> None:
+    """An advance to a lower place is refused; one to the same place may be repeated after a lost answer."""
+    claim = await advanced(bench)
+    same("whether a lower place is accepted", await advances(bench, claim, 2), False)
+    same("the position", (await bench.entry()).position, AT_3)
+    for _ in range(3):
+        same("refused advances", await bench.ledger.advance([Advance(claim, AT_3)]), [])
+    same("the position", (await bench.entry()).position, AT_3)
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def each_claim_of_a_call_advances_by_itself(bench: LedgerBench) -> None:
+    """A refused claim does not affect the others of the same call, and a call may name a key twice."""
+    held, lost = await bench.take(5, key="held"), await bench.take(5, key="lost")
+    await bench.ledger.release([lost])
+    calls = [Advance(lost, Position(1)), Advance(held, Position(1)), Advance(held, Position(2))]
+    same("the refused claims", await bench.ledger.advance(calls), [lost])
+    same("the position", (await bench.entry("held")).position, Position(2))
+    same("the refused claims of an empty call", await bench.ledger.advance([]), [])
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def another_order_starts_at_the_beginning(bench: LedgerBench) -> None:
+    """A claim of a newer or an older change, or of another generation, has no position, and drops the kept one."""
+    for number, order in enumerate((order_of(6), order_of(4), (0, 5, 1))):
+        key = f"k{number}"
+        claim = await advanced(bench, key=key)
+        await bench.ledger.dead_letter([DeadLetterRequest(replace(LETTER, key=key), claim)])
+        other = granted(await bench.ask_for(ChangeHeader(key, order), "w2"))
+        same(f"the position of {order}", other.position, None)
+        await bench.another.release([other])
+        same("the position of the first order", (await bench.take(5, key=key)).position, None)
+
+
+@POSITION_PROMISES.add(SAFE)
+async def an_older_change_waits_for_one_that_is_under_way(bench: LedgerBench) -> None:
+    """Between two parts of a change, an older one is refused as deferred, for as long as the redelivery takes."""
+    claim = await bench.take(5)
+    bench.advance(LEASE_S / 2)
+    same("refused advances", await bench.ledger.advance([Advance(claim, AT_3)]), [])
+    await bench.ledger.release([claim])
+    refused(await bench.ask(4, "w2"), RefusalReason.DEFERRED, wait_s=REDELIVERY_S)
+    same("the position", (await bench.take(5, "w2")).position, AT_3)
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def a_release_and_a_failure_keep_the_position(bench: LedgerBench) -> None:
+    """A release and a failed attempt, at every certainty, leave the position to the next claim of the same change."""
+    await bench.ledger.release([await advanced(bench, key="released")])
+    for certainty in Certainty:
+        await bench.ledger.fail([Failure(await advanced(bench, key=certainty.value), certainty, 1.0)])
+    bench.expire()
+    for key in ("released", *(certainty.value for certainty in Certainty)):
+        same(f"the position after {key!r}", (await bench.take(5, "w2", key=key)).position, AT_3)
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def a_dead_letter_keeps_the_position(bench: LedgerBench) -> None:
+    """If the same change comes back after it became a dead letter, it resumes."""
+    for certainty in Certainty:
+        key = certainty.value
+        request = DeadLetterRequest(replace(LETTER, key=key), await advanced(bench, key=key), certainty)
+        same("lost claims", await bench.ledger.dead_letter([request]), [])
+        same("the position", (await bench.take(5, "w2", key=key)).position, AT_3)
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def a_commit_drops_the_position(bench: LedgerBench) -> None:
+    """A commit leaves nothing of the position in the entry, and the next change starts at the beginning."""
+    claim = await advanced(bench)
+    for _ in range(2):
+        same("refused commits", await bench.ledger.commit([Commit(claim)]), [])
+        entry = await bench.entry()
+        same("the entry after a commit", replace(entry, updated_at=0.0), Entry(order_of(5)))
+    same("the position of a newer change", (await bench.take(6, "w2")).position, None)
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def a_reset_and_a_repair_drop_the_position(bench: LedgerBench) -> None:
+    """A reset, a repair that has written, and a write without the ledger drop the position; a mere claim does not."""
+    for key in ("reset", "repaired", "written"):
+        await bench.ledger.release([await advanced(bench, key=key)])
+        same("the position of an exclusion", (exclusion := await _excluded(bench, key)).position, None)
+        await bench.ledger.finish_repair(exclusion, None)
+        same("the position after a repair without a write", (await bench.entry(key)).position, AT_3)
+    await bench.ledger.control_store.reset(await _excluded(bench, "reset"))
+    await bench.ledger.finish_repair(await _excluded(bench, "repaired"), ChangeHeader("repaired", order_of(4)))
+    await bench.ledger.mark_suspect([ChangeHeader("written", order_of(4))])
+    for key in ("reset", "repaired", "written"):
+        same(f"the position of the {key} key", (await bench.entry(key)).position, None)
+
+
+async def _excluded(bench: LedgerBench, key: str) -> Claim:
+    return granted(await bench.ask_for(ChangeHeader(key, None), level=Level.ALONE))
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def progress_forgives_attempts_and_crashes(bench: LedgerBench) -> None:
+    """A higher place sets failed attempts, crashes and the level of the key back to zero, and touches the entry."""
+    await bench.ledger.fail([Failure(await bench.take(5), Certainty.CLEAN, 0.001)])
+    bench.advance(1.0)
+    for number in range(5):
+        claim = await bench.take(5, f"w{number + 3}", level=Level.ALONE)
+        await bench.ledger.renew([claim], LEASE_S, Phase.BEGUN)
+        bench.expire()
+    claim = await bench.take(5, level=Level.ALONE)
+    same("attempts, crashes and level", (claim.attempts, claim.crashes > 0, claim.level), (1, True, Level.ALONE))
+    bench.advance(LEASE_S / 2)
+    same("whether it advances", await advances(bench, claim, 1), True)
+    entry, now = await bench.entry(), await bench.ledger.now()
+    same("attempts, crashes and level", (entry.attempts, entry.crashes, entry.deaths), (0, 0, Level.USUAL))
+    near("the time of the entry", entry.updated_at, now, within=CLOCK_S)
+    bench.expire()
+    again = await bench.take(5, "w2", level=Level.ALONE)
+    same("what the next holder is blamed for", (again.attempts, again.crashes, again.level), (0, 0, Level.PROBATION))
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def a_place_that_was_kept_before_is_no_progress(bench: LedgerBench) -> None:
+    """A repeated place and a first place of zero forgive nothing: a change that kills its workers is still found."""
+    for place in (0, 3):
+        claim = await advanced(bench, place + 1, Position(place), key=f"k{place}")
+        for number in range(6):
+            await bench.ledger.renew([claim], LEASE_S, Phase.BEGUN)
+            bench.expire()
+            claim = await bench.take(place + 1, f"w{number + 3}", key=f"k{place}", level=Level.ALONE)
+            same("whether it advances", await advances(bench, claim, place), True)
+        same("crashes and level", (claim.crashes, claim.level), (3, Level.ALONE))
+
+
+@POSITION_PROMISES.add(SAFE)
+async def a_position_is_pruned_with_its_key(bench: LedgerBench) -> None:
+    """The position of a change that is not claimed lasts as long as an idle key, and no longer."""
+    await bench.ledger.dead_letter([DeadLetterRequest(LETTER, await advanced(bench))])
+    bench.advance(RETENTION_S + REDELIVERY_S - 10.0)
+    same("pruned keys", await bench.ledger.prune(RETENTION_S), 0)
+    bench.advance(20.0)
+    same("pruned keys", await bench.ledger.prune(RETENTION_S), 1)
+    same("the entry", await bench.ledger.inspect("a"), None)
+    same("the position", (await bench.take(5)).position, None)
+
+
+@POSITION_PROMISES.add(SAFE)
+async def an_extent_falls_only_at_a_commit_that_says_so(bench: LedgerBench) -> None:
+    """The highest reserved ordinal survives other orders, dead letters, resets and commits, until a commit sets it."""
+    claim = await bench.take(5)
+    for extent in (1000, 700):
+        same("refused advances", await bench.ledger.advance([Advance(claim, AT_3, extent)]), [])
+    await bench.ledger.dead_letter([DeadLetterRequest(LETTER, claim)])
+    newer = await bench.take(6, "w2")
+    same("the extent of a newer claim", newer.extent, 1000)
+    same("refused commits", await bench.another.commit([Commit(newer)]), [])
+    same("the extent after a commit without one", (await bench.take(7)).extent, 1000)
+    await bench.ledger.release([replace(newer, token=(await bench.entry()).token)])
+    await bench.ledger.control_store.reset(await _excluded(bench, "a"))
+    last = await bench.take(8)
+    same("the extent after a reset", last.extent, 1000)
+    same("refused commits", await bench.ledger.commit([Commit(last, extent=300)]), [])
+    same("the extent after a commit that sets it", (await bench.take(9, "w2")).extent, 300)
+
+
+@POSITION_PROMISES.add(SAFE)
+async def the_first_commit_can_set_an_extent(bench: LedgerBench) -> None:
+    """The extent of a commit is kept even if nothing was reserved, and a commit with the extent zero leaves none."""
+    for version in (5, 6):
+        claims = [await bench.take(version, key=key) for key in ("a", "b")]
+        commits = [Commit(claims[0], extent=version), Commit(claims[1])]
+        same("refused commits", await bench.ledger.commit(commits), [])
+        same("the extents", [(await bench.entry(key)).extent for key in ("a", "b")], [version, 0])
+        same("the marks", [(await bench.entry(key)).mark for key in ("a", "b")], [order_of(version)] * 2)
+    claim = await bench.take(7, "w2")
+    same("the extent of the next claim", claim.extent, 6)
+    same("refused commits", await bench.another.commit([Commit(claim, extent=0)]), [])
+    same("the entry", replace(await bench.entry(), updated_at=0.0), Entry(order_of(7)))
+
+
+@POSITION_PROMISES.add(SAFE)
+async def a_key_with_an_extent_is_not_pruned(bench: LedgerBench) -> None:
+    """Its records are in the sink, and some day a commit has to delete them; without an extent, the key is pruned."""
+    same("refused commits", await bench.ledger.commit([Commit(await bench.take(5), extent=10)]), [])
+    bench.advance(RETENTION_S + REDELIVERY_S + 10.0)
+    same("pruned keys", await bench.ledger.prune(RETENTION_S), 0)
+    gone = await bench.take(6, deleted=True)
+    same("the extent", gone.extent, 10)
+    same("refused commits", await bench.ledger.commit([Commit(gone, extent=0)]), [])
+    bench.advance(RETENTION_S + REDELIVERY_S + 10.0)
+    same("pruned keys", await bench.ledger.prune(RETENTION_S), 1)
+
+
+@POSITION_PROMISES.add(SAFE)
+async def a_lost_commit_leaves_the_extent(bench: LedgerBench) -> None:
+    """A commit that is refused, or was repeated after a newer claim reserved more, does not change the extent."""
+    old = await bench.take(5)
+    same("refused commits", await bench.ledger.commit([Commit(old, extent=10)]), [])
+    newer = await bench.take(6, "w2")
+    same("refused advances", await bench.another.advance([Advance(newer, AT_3, 500)]), [])
+    same("refused commits", await bench.ledger.commit([Commit(old, extent=10)]), [])
+    bench.expire()
+    last = await bench.take(6, level=Level.ALONE)
+    same("refused commits", await bench.another.commit([Commit(newer, extent=20)]), [newer])
+    same("the extent", (await bench.entry()).extent, 500)
+    same("the holder", (await bench.entry()).token, last.token)
+
+
+class _PartRolledBack(Exception):
+    """Leaves a transaction on purpose."""
+
+
+@POSITION_TRANSACTION_PROMISES.add(SAFE)
+async def a_position_commits_with_its_transaction(bench: LedgerBench) -> None:
+    """An advance inside a transaction is there when the transaction commits, and gone when it rolls back."""
+    claim = await advanced(bench)
+    try:
+        async with bench.ledger.transaction() as transaction:
+            same("refused advances", await transaction.advance([Advance(claim, Position(4))]), [])
+            raise _PartRolledBack
+    except _PartRolledBack:
+        pass
+    same("the position after a rollback", (await bench.entry()).position, AT_3)
+    async with bench.ledger.transaction() as transaction:
+        same("refused advances", await transaction.advance([Advance(claim, Position(4, b"x"), 7)]), [])
+    entry = await bench.another.inspect("a")
+    same("position and extent", (entry.position, entry.extent), (Position(4, b"x"), 7))
+    async with bench.ledger.transaction() as transaction:
+        same("refused commits", await transaction.commit([claim]), [])
+    same("the entry", replace(await bench.entry(), updated_at=0.0), Entry(order_of(5), extent=7))
+
+
+@POSITION_TRANSACTION_PROMISES.add(SAFE)
+async def a_part_is_not_repeated_in_a_transaction(bench: LedgerBench) -> None:
+    """Inside a transaction, a place that is already kept is refused: the effect of the part exists."""
+    claim = await bench.take(5)
+    for place, wanted in ((0, []), (0, [claim]), (1, []), (1, [claim]), (0, [claim]), (2, [])):
+        async with bench.ledger.transaction() as transaction:
+            same(f"refused advances to {place}", await transaction.advance([Advance(claim, Position(place))]), wanted)
+    same("the position", (await bench.entry()).position, Position(2))
+
+
+@POSITION_TRANSACTION_PROMISES.add(SAFE)
+async def an_old_token_advances_nothing_in_a_transaction(bench: LedgerBench) -> None:
+    """A claim that was taken over is refused inside a transaction too, at any place."""
+    old = await advanced(bench)
+    bench.expire()
+    await bench.take(5, "w2", level=Level.ALONE)
+    before = await bench.entry()
+    async with bench.ledger.transaction() as transaction:
+        same("refused advances", await transaction.advance([Advance(old, Position(9))]), [old])
+    same("the entry", await bench.entry(), before)
+
+
+@POSITION_TRANSACTION_PROMISES.add(SAFE)
+async def a_mark_without_a_claim_drops_the_position(bench: LedgerBench) -> None:
+    """A change that is applied in a transaction without a claim leaves no position, and no failed one ends it."""
+    await bench.ledger.dead_letter([DeadLetterRequest(LETTER, await advanced(bench))])
+    header = ChangeHeader("a", order_of(6))
+    async with bench.ledger.transaction() as transaction:
+        same("refusals", await transaction.decide([header]), {})
+        await transaction.fail([header])
+    async with bench.ledger.transaction() as transaction:
+        await transaction.dead_letter([(header, LETTER)])
+    same("the position", (await bench.entry()).position, AT_3)
+    async with bench.ledger.transaction() as transaction:
+        same("refusals", await transaction.decide([header]), {})
+        await transaction.mark([header])
+    same("the entry", replace(await bench.entry(), updated_at=0.0), Entry(order_of(6)))
