@@ -30,6 +30,7 @@ from benchmarks import (
     measure_publishing,
     measure_rabbitmq,
     measure_redis,
+    measure_sqs,
     measure_throughput,
     page,
 )
@@ -50,6 +51,7 @@ MEASURES: dict[str, Callable[[Scale], list[Figure]]] = {
     "redis": measure_redis.measure,
     "opensearch": measure_opensearch.measure,
     "rabbitmq": measure_rabbitmq.measure,
+    "sqs": measure_sqs.measure,
     "publishing": measure_publishing.measure,
     "merge": measure_merge.measure,
 }

@@ -11,12 +11,13 @@ from adapters.rabbitmq import benches as rabbitmq_benches
 from adapters.redis import benches as redis_benches
 from adapters.redis.serial import benches as redis_turns_benches
 from adapters.serial_benches import TURNS
+from adapters.sqs import benches as sqs_benches
 from keywise.adapters import ADAPTERS
 from keywise.testing.conformance import ledger_promises, sink_promises, source_promises
 from running import run
 
 FACTORIES = {
-    "sources": SOURCES | postgres_benches.SOURCES | rabbitmq_benches.SOURCES,
+    "sources": SOURCES | postgres_benches.SOURCES | rabbitmq_benches.SOURCES | sqs_benches.SOURCES,
     "ledgers": LEDGERS | postgres_benches.LEDGERS | redis_benches.LEDGERS,
     "sinks": SINKS | postgres_benches.SINKS | http_benches.SINKS | opensearch_benches.SINKS,
     "turns": TURNS | postgres_turns_benches.TURNS | redis_turns_benches.TURNS,

@@ -3,7 +3,9 @@
 import os
 from contextlib import ExitStack
 
-from servers import elasticmq, pgbouncer, pubsub, seaweedfs
+from servers import pgbouncer, pubsub, seaweedfs
+from servers.elasticmq import ElasticMqServer, elasticmq_server
+from servers.elasticmq import find_home as find_elasticmq
 from servers.faketime import find_library
 from servers.http import HttpService, find_openssl, http_service
 from servers.machine import MissingServerError
@@ -26,7 +28,7 @@ NEEDED = {
     "redis": find_redis,
     "opensearch": find_opensearch,
     "rabbitmq": find_rabbitmq,
-    "elasticmq": elasticmq.find_home,
+    "elasticmq": find_elasticmq,
     "seaweedfs": seaweedfs.find_program,
     "pubsub": pubsub.find_program,
 }
@@ -39,6 +41,7 @@ _http: list[HttpService] = []
 _opensearch: list[OpenSearchServer] = []
 _rabbitmq: list[RabbitServer] = []
 _seaweedfs: list[seaweedfs.SeaweedServer] = []
+_elasticmq: list[ElasticMqServer] = []
 
 
 def postgres() -> PostgresServer:
@@ -83,6 +86,13 @@ def seaweed() -> seaweedfs.SeaweedServer:
     return _seaweedfs[0]
 
 
+def elasticmq() -> ElasticMqServer:
+    """The shared ElasticMQ; nobody may stop it."""
+    if not _elasticmq:
+        _elasticmq.append(_stack.enter_context(elasticmq_server()))
+    return _elasticmq[0]
+
+
 def stop_all() -> None:
     _postgres.clear()
     _redis.clear()
@@ -90,6 +100,7 @@ def stop_all() -> None:
     _opensearch.clear()
     _rabbitmq.clear()
     _seaweedfs.clear()
+    _elasticmq.clear()
     _stack.close()
 
 

@@ -43,6 +43,7 @@ from keywise.adapters.sqlite.serial.backend import SqliteTurns
 from keywise.adapters.sqlite.serial.book import SqliteTurnBook
 from keywise.adapters.sqlite.sink import SqliteSink
 from keywise.adapters.sqlite.source import SqliteSource, SqliteTransactionalQueue
+from keywise.adapters.sqs.source import SqsSource
 from keywise.core.admin import ControlStore, LedgerAdmin, PeriodicLock
 from keywise.core.database import AsyncDatabase, FairWriteDatabase, SingleWriterDatabase
 from keywise.core.history import HistoryStore
@@ -67,7 +68,7 @@ from keywise.core.transaction import MarkingTransaction, Transaction
 from keywise.core.transfer import LedgerTransfer
 
 # Sources.
-SOURCE: tuple[type[Source], ...] = (MemorySource, SqliteSource, PostgresSource, RabbitSource)
+SOURCE: tuple[type[Source], ...] = (MemorySource, SqliteSource, PostgresSource, RabbitSource, SqsSource)
 TRANSACTIONAL_SOURCE: tuple[type[TransactionalSource], ...] = (MemorySource, SqliteSource, PostgresSource)
 TRANSACTIONAL_QUEUE: tuple[type[TransactionalQueue], ...] = (
     MemoryTransactionalQueue,
@@ -83,14 +84,15 @@ PARKING_SOURCE: tuple[type[ParkingSource], ...] = (
     PostgresTransactionalQueue,
 )
 OUTBOX_SOURCE: tuple[type[OutboxSource], ...] = (PostgresSource,)
-HEADER_SOURCE: tuple[type[HeaderSource], ...] = (RabbitSource,)
+HEADER_SOURCE: tuple[type[HeaderSource], ...] = (RabbitSource, SqsSource)
 ACK_TIMEOUT_SOURCE: tuple[type[AckTimeoutSource], ...] = (RabbitSource,)
-BACKLOG_SOURCE: tuple[type[BacklogSource], ...] = (RabbitSource,)
+BACKLOG_SOURCE: tuple[type[BacklogSource], ...] = (RabbitSource, SqsSource)
 LEASE_FOLLOWING_SOURCE: tuple[type[LeaseFollowingSource], ...] = (
     MemorySource,
     SqliteSource,
     PostgresSource,
     RabbitSource,
+    SqsSource,
 )
 
 # Ledgers.

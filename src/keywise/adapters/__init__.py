@@ -27,6 +27,7 @@ ADAPTERS = {
         "sqlite": "keywise.adapters.sqlite.source",
         **dict.fromkeys(POSTGRES, "keywise.adapters.postgres.source"),
         **dict.fromkeys(("amqp", "amqps"), "keywise.adapters.rabbitmq.source"),
+        "sqs": "keywise.adapters.sqs.source",
     },
     "ledgers": {
         "memory": "keywise.adapters.memory.ledger",
@@ -52,7 +53,9 @@ ADAPTERS = {
 }
 
 # Packages of `keywise.adapters` that have a client library, with the extra that brings it.
-EXTRAS = {name: name for name in ("postgres", "redis", "rabbitmq", "opensearch", "http")} | {"obstore": "objects"}
+EXTRAS = {name: name for name in ("postgres", "redis", "rabbitmq", "sqs", "opensearch", "http")} | {
+    "obstore": "objects"
+}
 
 
 def connect_source(address: Address) -> Source:

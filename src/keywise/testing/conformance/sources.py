@@ -215,7 +215,7 @@ async def _drained(source: Source) -> list[str | int]:
 
 @VISIBILITY_PROMISES.add()
 async def a_forgotten_delivery_comes_back(bench: SourceBench) -> None:
-    """A delivery that is neither acked nor extended comes back after the visibility timeout, each time."""
+    """A delivery that is not extended comes back after the visibility timeout, each time, until the newest is acked."""
     [held] = await bench.handed_over(b"body")
     receipts = {held.receipt}
     for count in (2, 3):
@@ -231,6 +231,8 @@ async def a_forgotten_delivery_comes_back(bench: SourceBench) -> None:
         same("its count", again.count, count)
         receipts.add(again.receipt)
     same("the number of different receipts", len(receipts), 3)
+    await bench.another.ack([again])
+    same("the depth after an ack with the newest receipt", await bench.another.depth(), 0)
 
 
 @VISIBILITY_PROMISES.add()

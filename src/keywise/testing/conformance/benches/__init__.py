@@ -23,6 +23,7 @@ BENCHES = {
     "postgres-queue": "keywise.testing.conformance.benches.postgres:PostgresBench",
     "amqp": "keywise.testing.conformance.benches.rabbitmq:RabbitBench",
     "amqps": "keywise.testing.conformance.benches.rabbitmq:RabbitBench",
+    "sqs": "keywise.testing.conformance.benches.sqs:SqsBench",
     "redis": "keywise.testing.conformance.benches.redis:RedisBench",
     "rediss": "keywise.testing.conformance.benches.redis:RedisBench",
 }

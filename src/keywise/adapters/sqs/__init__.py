@@ -1,0 +1,1 @@
+"""Amazon SQS as a source."""
