@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from contextlib import nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from typing import Self
 
 import pytest
@@ -16,6 +17,7 @@ from keywise.core import events
 from keywise.core.change import Change, order_of
 from keywise.core.entry import Claim, Entry, Phase
 from keywise.core.errors import PermanentError, UnavailableError
+from keywise.core.transaction import Transaction
 
 THIEF = 12345
 
@@ -221,6 +223,22 @@ def test_a_stolen_claim_without_neighbours_ends_its_transaction():
     rig.sink.behaviour = be_late
     rig.run(page("a", 1))
     assert (rig.written, len(rig.of(events.ClaimLost))) == ([("a", 1)], 1)
+
+
+def test_a_renewal_after_the_commit_of_a_transaction_reports_no_lost_claim():
+    """The claim is gone because it was committed. No other worker has it."""
+    rig = Rig(CLAIMED_TRANSACTION)
+    transaction = rig.ledger.transaction
+
+    @asynccontextmanager
+    async def slow_to_answer() -> AsyncIterator[Transaction]:
+        async with transaction() as opened:
+            yield opened
+        await rig.pass_s(rig.settings.lease_s * 2 / 3)
+
+    rig.ledger.transaction = slow_to_answer
+    rig.run(page("a", 1), page("b", 1))
+    assert (rig.stored, rig.of(events.ClaimLost)) == ({"a": 1, "b": 1}, [])
 
 
 def test_a_handler_that_hangs_in_its_transaction_is_ended_with_its_claim():

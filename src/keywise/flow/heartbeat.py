@@ -223,7 +223,7 @@ class Heartbeat:
             raise TimeoutError("the claim has ended")
         self._begun_at = now
         for one in held:
-            one.started, one.has_begun = now, True
+            one.started, one.has_begun, one.is_ending = now, True, False
         return SinkCall(
             self._calls, held, now + self._runtime_max_s if is_exclusive else deadline, is_exclusive=is_exclusive
         )

@@ -285,6 +285,7 @@ class TransactionExecutor:
     async def _execute_in(self, transaction: Transaction, jobs: list[Job]) -> dict[int, Execution]:
         errors = await write_all(transaction, self._sink, [job.ticket.change for job in jobs])
         good = [job for index, job in enumerate(jobs) if index not in errors]
+        self._heartbeat.end(job.claim for job in good)
         if refused := await transaction.commit([job.claim for job in good]):
             raise _CommitsRefusedError(refused)
         # The savepoint of a handler that raised was rolled back, so nothing that it wrote remains.
