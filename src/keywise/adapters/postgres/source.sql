@@ -1,4 +1,6 @@
 -- The moment in a condition comes from a subquery, so that it is read once and the index can be used.
+-- Rows of `keywise_ready` are deleted by the `ctid` that was locked. A condition on their ids can become a filter over the
+-- whole queue: after a vacuum of a drained queue, the server takes it for empty.
 
 -- name: register
 insert into keywise_queues (name) values ($1) on conflict (name) do nothing;
@@ -35,8 +37,8 @@ returning id, count, sent_at, body;
 
 -- name: take_fresh
 with taken as (
-    delete from keywise_ready where queue = $1 and id = any(array(
-        select id from keywise_ready where queue = $1 order by id limit $2 for update skip locked
+    delete from keywise_ready where ctid = any(array(
+        select ctid from keywise_ready where queue = $1 order by id limit $2 for update skip locked
     ))
     returning id, sent_at, body
 )
@@ -120,8 +122,8 @@ with due as (
     where queue = $1 and visible_at <= (select extract(epoch from clock_timestamp())::float8)
     order by visible_at limit $3 for update skip locked
 ), fresh as (
-    delete from keywise_ready where queue = $1 and id = any(array(
-        select id from keywise_ready where queue = $1
+    delete from keywise_ready where ctid = any(array(
+        select ctid from keywise_ready where queue = $1
         order by id limit $2 - (select count(*) from due) for update skip locked
     ))
     returning id, sent_at, body
@@ -139,15 +141,13 @@ with due as (
     select id from keywise_held
     where queue = $1 and visible_at <= (select extract(epoch from clock_timestamp())::float8)
     order by visible_at limit $2 for update skip locked
+), fresh as materialized (
+    select id, ctid as place from keywise_ready where queue = $1 order by id limit $2 for update skip locked
 )
-delete from keywise_ready where queue = $1 and id = any((
-    select case
-        when array(
-            select id from keywise_ready where queue = $1 order by id limit $2 for update skip locked
-        ) = $3::text::bigint[] and not exists (select 1 from due)
-        then $3::text::bigint[] else '{}'
-    end
-)::bigint[]);
+delete from keywise_ready where ctid = any(array(
+    select place from fresh
+    where array(select id from fresh) = $3::text::bigint[] and not exists (select 1 from due)
+));
 
 -- name: ack_held
 delete from keywise_held where id = any($1::bigint[]);

@@ -129,26 +129,41 @@ update keywise_marks set
 where ctid = any(array(select place from held where key in (select key from ended)))
 returning key;
 
+-- Rows are deleted by the `ctid` of each key. A condition on the keys can become a filter over the whole scope: after
+-- a vacuum of a table that was emptied, the server takes it for empty.
+
 -- name: deactivate
-delete from keywise_active where scope = $1 and key = any($2::bytea[]);
+delete from keywise_active where ctid = any(array(
+    select active.place from unnest($2::bytea[]) as one (key) cross join lateral (
+        select ctid as place from keywise_active where scope = $1 and key = one.key offset 0
+    ) as active
+));
 
 -- Removes the rows of locked keys that hold nothing.
 -- name: remove_empty
-delete from keywise_marks
-where scope = $1 and key = any($2::bytea[]) and version is null and not exists (
-    select 1 from keywise_active as active where active.scope = $1 and active.key = keywise_marks.key
-);
+delete from keywise_marks where ctid = any(array(
+    select marks.place from unnest($2::bytea[]) as one (key) cross join lateral (
+        select ctid as place from keywise_marks
+        where scope = $1 and key = one.key and version is null
+            and not exists (select 1 from keywise_active as active where active.scope = $1 and active.key = one.key)
+        offset 0
+    ) as marks
+));
 
 -- name: remove
-delete from keywise_marks where scope = $1 and key = any($2::bytea[]);
+delete from keywise_marks where ctid = any(array(
+    select marks.place from unnest($2::bytea[]) as one (key) cross join lateral (
+        select ctid as place from keywise_marks where scope = $1 and key = one.key offset 0
+    ) as marks
+));
 
 -- name: rate
 insert into keywise_rates (scope, key, at) select $1, * from unnest($2::bytea[], $3::float8[])
 on conflict (scope, key) do update set at = excluded.at;
 
 -- name: sweep_rates
-delete from keywise_rates where scope = $1 and key = any(array(
-    select key from keywise_rates where scope = $1 and at <= $2 order by at limit $3 for update skip locked
+delete from keywise_rates where ctid = any(array(
+    select ctid from keywise_rates where scope = $1 and at <= $2 order by at limit $3 for update skip locked
 ));
 
 -- name: tokens
