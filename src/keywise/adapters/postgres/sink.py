@@ -42,7 +42,9 @@ class PostgresSink:
         self._columns, self._stored = table.columns, table.stored
         self._is_binary = False
         self._upsert = self._delete = self._select = ""
-        """Made when the table is known."""
+        """Composed when the table is known."""
+        self._respelled = ""
+        """Finds keys that the key column would spell differently; empty if the column keeps any text as it is."""
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -58,6 +60,7 @@ class PostgresSink:
         gone = sorted(change.key for change in changes if change.deleted)
         try:
             with postgres_errors(self.database.name, of_handler=True):
+                await self._check_spelling(transaction.connection, changes)
                 if kept:
                     await transaction.connection.execute(self._upsert, *self._arguments(kept), timeout=SLOW_S)
                 if gone:
@@ -66,6 +69,16 @@ class PostgresSink:
             raise UnavailableError(f"{self.database.name}: no answer in time") from error
         except _REFUSALS as error:
             raise PermanentError(f"table {self._user_table.name} refuses it: {error}") from error
+
+    async def _check_spelling(self, connection: Any, changes: Sequence[Change[Any]]) -> None:
+        """Refuse keys that would share a row with another key: the older change of two could overwrite the newer."""
+        if not self._respelled:
+            return
+        keys = joined([change.key for change in changes])
+        for key, spelled in await connection.fetch(self._respelled, *keys, timeout=SLOW_S):
+            raise PermanentError(
+                f"table {self._user_table.name} spells the key {key!r} as {spelled!r}; send it like that"
+            )
 
     async def read(self, keys: Sequence[str]) -> dict[str, Content]:
         rows = await self.database.read(self._select, list(keys))
@@ -100,7 +113,10 @@ class PostgresSink:
                     await connection.execute(f"select pg_advisory_xact_lock({LOCKS}, 0)")
                     if await connection.fetchval("select to_regclass($1) is null", self._table):
                         await connection.execute(self._creation())
-                    self._compose(dict(await connection.fetch(_TYPES, self._table)))
+                    columns = await connection.fetch(_COLUMNS, self._table)
+                    self._compose(
+                        {name: kind for name, kind, _ in columns}, {name for name, *_, folds in columns if folds}
+                    )
                     # With nothing to write they tell whether the table has these columns and this key.
                     await connection.execute(self._upsert, *self._arguments(()))
                     await connection.execute(self._delete, [])
@@ -115,10 +131,17 @@ class PostgresSink:
             f'create table if not exists {self._table} ({key} text collate "C" primary key, {version} bigint, {kept})'
         )
 
-    def _compose(self, types: dict[str, str]) -> None:
+    def _compose(self, types: dict[str, str], folding: set[str]) -> None:
+        """Compose the statements; `folding` are the columns in which texts that differ can be equal."""
         missing = [name for name in self._stored if name not in types]
         if missing:
             raise self._user_table.misfit(f"it has no column {missing[0]}")
+        key, kind = self._stored[0], types[self._stored[0]]
+        if key in folding:
+            raise self._user_table.misfit(f"keys that differ can be equal in its column {key}")
+        if not kind.startswith(("text", "character varying")):
+            texts = "unnest(string_to_array($1, $2)) as key"
+            self._respelled = f"select key, key::{kind}::text from {texts} where key::{kind}::text <> key"  # noqa: S608
         self._is_binary = types[self._stored[2]] == "bytea" and not self._columns
         names = [quoted(name) for name in self._stored]
         updates = ", ".join(f"{name} = excluded.{name}" for name in names[1:])
@@ -157,7 +180,9 @@ _REFUSALS = (
     RecursionError,
 )
 """Of a change that will never fit into the table; what may pass has been told apart before."""
-_TYPES = (
-    "select attname, format_type(atttypid, atttypmod) from pg_attribute "
+_COLUMNS = (
+    "select attname, format_type(atttypid, atttypmod), "
+    "not coalesce(collisdeterministic, true) or format_type(atttypid, null) like '%citext' "
+    "from pg_attribute left join pg_collation on pg_collation.oid = attcollation "
     "where attrelid = to_regclass($1) and attnum > 0 and not attisdropped"
 )

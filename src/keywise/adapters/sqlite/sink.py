@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import msgspec
@@ -81,12 +82,23 @@ class SqliteSink:
         return [_column(fields.get(name)) for name in self._columns]
 
     def _check(self, connection: sqlite3.Connection) -> None:
+        self._check_key(connection)
         try:
             # Compiling them tells whether a table that was there before has these columns and this key.
             connection.execute(f"explain {self._upsert}", (None,) * (2 + max(1, len(self._columns))))
             connection.execute(f"explain {self._delete}", (None,))
         except sqlite3.OperationalError as error:
             raise self._table.misfit(str(error)) from error
+
+    def _check_key(self, connection: sqlite3.Connection) -> None:
+        """Refuse a key column in which two keys can be equal: the older change could overwrite the newer one."""
+        key, name = quoted(self._table.key), quoted(self._table.name)
+        kinds = connection.execute(_KEY_TYPE, (self._table.name, self._table.key)).fetchall()
+        with suppress(sqlite3.OperationalError):  # A missing column is found by the caller.
+            sample = f"select {key} as k from {name} where false union all select 'a'"  # noqa: S608
+            [[folds]] = connection.execute(f"select k in ('A', 'a ') from ({sample})").fetchall()  # noqa: S608
+            if folds or not all(_keeps_text(kind) for (kind,) in kinds):
+                raise self._table.misfit(f"keys that differ can be equal in its column {self._table.key}; make it text")
 
 
 def connect(address: Address) -> AtomicSink:
@@ -95,6 +107,7 @@ def connect(address: Address) -> AtomicSink:
     return SqliteSink(address.shared(SqliteDatabase, address.file()), UserTable.of_options(options, address.name))
 
 
+_KEY_TYPE = "select type from pragma_table_info(?) where name = ? collate nocase"
 _FIND_TABLE = "select 1 from sqlite_master where name = ? collate nocase"
 _DECODE = msgspec.json.Decoder(dict[str, Any]).decode
 _REFUSALS = (
@@ -107,6 +120,12 @@ _REFUSALS = (
     RecursionError,
 )
 """Of a change that will never fit into the table."""
+
+
+def _keeps_text(declared: str) -> bool:
+    """Whether a column of this type stores digits as the text that they are: `007` is not 7."""
+    kind = declared.upper()
+    return "INT" not in kind and (not kind or any(one in kind for one in ("CHAR", "CLOB", "TEXT", "BLOB")))
 
 
 def _column(value: object) -> object:
