@@ -88,7 +88,7 @@ CONTENDERS = [
         promise="one at a time, newest wins",
         changes=60_000,
         settings={"how": "one", "concurrency": 32},
-        tried="16 side by side, 2 processes",
+        tried="16 or 32 side by side, 2 processes",
         noop=Noop(changes=60_000, settings={"concurrency": 16}),
     ),
     Contender(
