@@ -1,5 +1,6 @@
 """A proxy in front of ElasticMQ: it answers as Amazon SQS does where ElasticMQ is lenient, and notes what is asked."""
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -29,6 +30,12 @@ class AwsAnswers:
         """Actions that the caller has no right to."""
         self.failing: set[str] = set()
         """Actions of which every entry fails, by a fault of the service."""
+        self.odd: dict[str, tuple[int, bytes]] = {}
+        """Actions that get this status and body in place of an answer, as from a gateway."""
+        self.receives_to_hang = 0
+        """So many receives get no answer."""
+        self.hanging = 0
+        """How many of them are under way."""
         self.false_zeros = 0
         """So many times the counts of a queue are answered as zero."""
         self.side_by_side = 0
@@ -51,6 +58,11 @@ class AwsAnswers:
         action = request.headers.get("X-Amz-Target", "").rpartition(".")[2]
         asked: Asked = json.loads(await request.read())
         self.asked.append((action, asked))
+        if action in self.odd:
+            status, body = self.odd[action]
+            return web.Response(status=status, body=body, content_type="application/x-amz-json-1.0")
+        if action == "ReceiveMessage" and self.receives_to_hang:
+            await self._hang()
         if action in self.denied:
             return _refused(403, "AccessDenied", f"User is not authorized to perform: sqs:{action}")
         if action == "SendMessageBatch" and not asked["Entries"]:
@@ -67,6 +79,14 @@ class AwsAnswers:
         if isinstance(answer, web.Response):
             return answer
         return web.json_response(self._as_aws(action, asked, answer, late), content_type="application/x-amz-json-1.0")
+
+    async def _hang(self) -> None:
+        self.receives_to_hang -= 1
+        self.hanging += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.hanging -= 1
 
     def _judge(self, entry: dict[str, Any]) -> dict[str, Any] | None:
         now, receipt, wanted_s = boot_time(), entry["ReceiptHandle"], entry["VisibilityTimeout"]

@@ -50,6 +50,8 @@ _PASSING = {
     *("RequestThrottled", "Throttling", "KmsThrottled", "TooManyRequests", "RequestLimitExceeded", "SlowDown"),
     *("InternalError", "InternalFailure", "ServiceUnavailable", "RequestTimeout", "OverLimit"),
 }
+_ODD_ANSWERS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What the parser of the client library raises for an answer that has the wrong shape or is not UTF-8."""
 _NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, SSOTokenLoadError, UnauthorizedSSOTokenError)
 _WRONG_CONFIGURATION = (ProfileNotFound, InvalidConfigError, ConfigParseError)
 
@@ -76,6 +78,8 @@ def sqs_errors(name: str, *, at_start: bool = False) -> Iterator[None]:
         raise UnavailableError(f"{name}: no answer in time; check the host, the network and the proxy") from error
     except (BotoCoreError, ResponseParserError, aiohttp.ClientError, OSError) as error:
         raise UnavailableError(f"{name}: {error}") from error
+    except _ODD_ANSWERS as error:
+        raise UnavailableError(f"{name}: the answer is not one of SQS; check the host and the proxy") from error
 
 
 def error_code(error: ClientError) -> str:
@@ -84,9 +88,11 @@ def error_code(error: ClientError) -> str:
     return code.rpartition(".")[2].removesuffix("Exception")
 
 
-def failed_entries(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those of a batch that failed because of the service; a refused receipt is no failure but too late."""
-    return [one for one in answer.get("Failed", ()) if not one.get("SenderFault")]
+def failed_entries(answer: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """The entries of a batch that failed, or that the answer leaves out: then it is not from SQS."""
+    failed = [*answer.get("Failed", ())]
+    left_out = count - len(failed) - len(answer.get("Successful", ()))
+    return failed + [{"Message": "the answer leaves them out; check the host and the proxy"}] * left_out
 
 
 def _refusal(error: ClientError, name: str, at_start: bool) -> DatabaseError | UnavailableError:
@@ -98,7 +104,7 @@ def _refusal(error: ClientError, name: str, at_start: bool) -> DatabaseError | U
         return UnavailableError(f"{name}: {said}")
     if code in MISSING_QUEUE and not at_start:
         return UnavailableError(f"{name}: {said}; {_ADVICE[code]}")
-    if code in _ADVICE:
+    if code in _ADVICE and (at_start or not code.isdigit()):
         return DatabaseError(f"{name}: {said} ({code}); {_ADVICE[code]}")
     if code.isdigit() or not code:
         # The answer has no code of SQS, so a proxy or a gateway gave it.

@@ -6,7 +6,7 @@ three requests a minute however short a caller waits; what it brings belongs to 
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -18,6 +18,9 @@ from keywise.core.errors import KeywiseError
 IDLE_S = 1.0
 """If no receive follows for so long, the messages that arrived meanwhile go back to the queue."""
 
+STRAGGLER_S = 1.0
+"""How long a receive with messages waits for its other requests, which may hang."""
+
 Ask: TypeAlias = Callable[[int, int], Awaitable[list[SqsDelivery]]]
 """One request: for so many messages, and so many seconds to wait for the first."""
 ReturnMessages: TypeAlias = Callable[[Sequence[SqsDelivery]], Awaitable[None]]
@@ -26,7 +29,7 @@ ReturnMessages: TypeAlias = Callable[[Sequence[SqsDelivery]], Awaitable[None]]
 class Polls:
     """The receive requests of one source."""
 
-    def __init__(self, ask: Ask, give_back: ReturnMessages, requests: int) -> None:
+    def __init__(self, ask: Ask, give_back: ReturnMessages, requests: int, visibility_s: int) -> None:
         self._ask = ask
         self._give_back = give_back
         self._requests = requests
@@ -34,6 +37,10 @@ class Polls:
         """How many short polls to begin with; 0 while the queue is quiet."""
         self._ahead: deque[SqsDelivery] = deque()
         """What arrived and was not taken yet."""
+        self._stragglers: set[asyncio.Future[list[SqsDelivery]]] = set()
+        """Short polls whose receive did not wait for them."""
+        self._long_poll_s = 0
+        self.follow_visibility(visibility_s)
         self._long_poll: asyncio.Task[list[SqsDelivery]] | None = None
         self._long_poll_limit = 0
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -59,6 +66,10 @@ class Polls:
         finally:
             self._idle_timer = loop.call_later(IDLE_S, self._idle)
 
+    def follow_visibility(self, visibility_s: int) -> None:
+        """Poll for at most this long: a connection may be silent, and messages wait behind such a poll."""
+        self._long_poll_s = min(LONG_POLL_S, max(1, visibility_s))
+
     def put_back(self, deliveries: Sequence[SqsDelivery]) -> None:
         """Keep deliveries for the next receive."""
         self._ahead.extend(deliveries)
@@ -66,6 +77,8 @@ class Polls:
     async def close(self) -> None:
         """Give back what no caller has taken. A long poll is broken off."""
         self._stop_idling()
+        for task in self._stragglers:
+            task.cancel()
         if (poll := self._long_poll) is not None:
             poll.cancel()
             await asyncio.wait([poll])
@@ -91,15 +104,17 @@ class Polls:
     async def _side_by_side(self, asked: Sequence[int], found: list[SqsDelivery]) -> int:
         tasks = [asyncio.ensure_future(self._ask(one, 0)) for one in asked]
         try:
-            await asyncio.wait(tasks)
+            done, late = await asyncio.wait(tasks, timeout=STRAGGLER_S)
+            if not done:
+                done, late = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             # No caller gets what they bring: it is kept for the next receive, or goes back.
             self.put_back(found)
-            for task in tasks:
-                task.add_done_callback(self._keep)
+            self._keep_later(tasks)
             raise
+        self._keep_later(late)
         before, errors = len(found), list[BaseException]()
-        for task in tasks:
+        for task in done:
             if (error := task.exception()) is not None:
                 errors.append(error)
             else:
@@ -112,7 +127,7 @@ class Polls:
         """Wait for the long poll; True if it came back full, so that there is probably more."""
         if self._long_poll is None:
             self._long_poll_limit = min(BATCH_MAX, limit)
-            self._long_poll = asyncio.ensure_future(self._ask(self._long_poll_limit, LONG_POLL_S))
+            self._long_poll = asyncio.ensure_future(self._ask(self._long_poll_limit, self._long_poll_s))
             self._long_poll.add_done_callback(self._poll_ended)
         await asyncio.wait([self._long_poll], timeout=wait_s)
         came = self._take_in()
@@ -135,9 +150,18 @@ class Polls:
         if self._is_idle:
             self._return_later()
 
+    def _keep_later(self, tasks: Iterable["asyncio.Future[list[SqsDelivery]]"]) -> None:
+        """Keep what these polls bring for the next receive."""
+        for task in tasks:
+            self._stragglers.add(task)
+            task.add_done_callback(self._keep)
+
     def _keep(self, task: "asyncio.Future[list[SqsDelivery]]") -> None:
+        self._stragglers.discard(task)
         if not task.cancelled() and task.exception() is None:
             self._ahead.extend(task.result())
+            if self._is_idle:
+                self._return_later()
 
     def _stop_idling(self) -> None:
         self._is_idle = False

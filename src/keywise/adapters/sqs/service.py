@@ -19,7 +19,7 @@ Answer: TypeAlias = dict[str, Any]
 
 CONNECT_S = 10.0
 ANSWER_S = 20.0
-"""How long an answer may take before the service counts as unreachable; a long poll takes that much longer."""
+"""How long an answer may take before the service counts as unreachable."""
 LONG_POLL_S = 20
 """The longest that SQS allows."""
 LOCAL_REGION = "us-east-1"
@@ -69,10 +69,10 @@ class SqsService:
         """From now on, a missing queue is an outage and not a mistake."""
         self._is_started = True
 
-    async def answered(self, request: Awaitable[Answer], wait_s: float = 0.0) -> Answer:
-        """Return the answer to a request of the client, which may take `wait_s` longer than usual."""
+    async def answered(self, request: Awaitable[Answer], limit_s: float = ANSWER_S) -> Answer:
+        """Return the answer to a request of the client."""
         with sqs_errors(self.name, at_start=not self._is_started):
-            async with asyncio.timeout(ANSWER_S + wait_s):
+            async with asyncio.timeout(limit_s):
                 return await request
 
 

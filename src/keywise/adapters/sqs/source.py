@@ -13,13 +13,14 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Self
 
 import msgspec
 from botocore.exceptions import ClientError
 
 from keywise.adapters.sqs.batches import RequestLimit, batches, numbered, sized_batches
-from keywise.adapters.sqs.errors import RIGHTS, error_code, failed_entries
+from keywise.adapters.sqs.errors import RIGHTS, error_code, failed_entries, sqs_errors
 from keywise.adapters.sqs.messages import (
     READ_ATTRIBUTES,
     OutgoingMessage,
@@ -30,7 +31,7 @@ from keywise.adapters.sqs.messages import (
     is_group,
 )
 from keywise.adapters.sqs.polls import Polls
-from keywise.adapters.sqs.service import OPTIONS, Answer, SqsService, service_at
+from keywise.adapters.sqs.service import ANSWER_S, OPTIONS, Answer, SqsService, service_at
 from keywise.core.change import Delivery
 from keywise.core.errors import AddressError, DatabaseError, KeywiseError, UnavailableError
 from keywise.core.settings import seconds
@@ -50,6 +51,8 @@ RECEIVES_ENOUGH = 4
 REQUESTS, REQUESTS_MAX = 16, 100
 MESSAGE_MAX_BYTES, BATCH_MIN_BYTES = 1_048_576, 262_144
 """What SQS takes at the most in a message and in a batch; and what it takes in a batch of any queue."""
+RECEIVE_MIN_S = 2.0
+"""A receive waits for its answer for as long as a visibility timeout, but not for less than this."""
 SETTLED_S = 60.0
 """The counts of SQS are approximate; a minute after the last message was sent, they are right."""
 COPIED_MAX = 10_000
@@ -90,7 +93,7 @@ class SqsSource:
         self._renew_from: int | None = None
         """A message that was received so often is copied; None: SQS never moves it."""
         self._limit = RequestLimit(self._settings.requests)
-        self._polls = Polls(self._ask, self._return, self._settings.requests)
+        self._polls = Polls(self._ask, self._return, self._settings.requests, self.visibility_s)
         self._copied: OrderedDict[str | int, None] = OrderedDict()
         """Receipts of deliveries that a worker still holds, though their messages were copied and deleted."""
         self._empty_since: float | None = None
@@ -98,6 +101,7 @@ class SqsSource:
     def follow_lease(self, lease_s: float, runtime_max_s: float) -> None:
         if self._settings.visibility_s is None:
             self.visibility_s = _whole(lease_s)
+            self._polls.follow_visibility(self.visibility_s)
 
     async def __aenter__(self) -> Self:
         await self._service.open(2 * self._settings.requests + 2)
@@ -183,6 +187,10 @@ class SqsSource:
         """Return the counts of the queue, and read its limits: an owner may change them at any time."""
         asked = self._service.client.get_queue_attributes(QueueUrl=self._queue_url, AttributeNames=["All"])
         attributes = (await self._service.answered(asked)).get("Attributes", {})
+        if missing := [name for name in COUNTS if name not in attributes]:
+            raise UnavailableError(
+                f"{self._service.name}: the answer has no {missing[0]}; check the host and the proxy"
+            )
         self._message_max_bytes = int(attributes.get("MaximumMessageSize", MESSAGE_MAX_BYTES))
         self._renew_from = self._renewing_from(attributes.get("RedrivePolicy"))
         return [int(attributes.get(name, 0)) for name in COUNTS]
@@ -223,11 +231,13 @@ class SqsSource:
             MessageSystemAttributeNames=READ_ATTRIBUTES,
             MessageAttributeNames=["All"],
         )
-        answer = await self._service.answered(asked, wait_s)
+        # A receive that gets no answer must not keep the other keys waiting for long.
+        answer = await self._service.answered(asked, wait_s + min(ANSWER_S, max(RECEIVE_MIN_S, self.visibility_s)))
         if not (messages := answer.get("Messages")):
             return []
         now, date = asyncio.get_running_loop().time(), answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
-        return [delivery_of(message, now, date) for message in messages]
+        with sqs_errors(self._service.name):
+            return [delivery_of(message, now, date) for message in messages]
 
     def _is_unfit(self, delivery: SqsDelivery) -> bool:
         return delivery.due_s > 0 or self._is_worn(delivery)
@@ -272,11 +282,12 @@ class SqsSource:
         if not entries:
             return
 
-        async def change(batch: Sequence[dict[str, Any]]) -> Answer:
-            return await self._service.answered(request(QueueUrl=self._queue_url, Entries=numbered(batch)))
+        async def change(batch: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+            answer = await self._service.answered(request(QueueUrl=self._queue_url, Entries=numbered(batch)))
+            return [one for one in failed_entries(answer, len(batch)) if not one.get("SenderFault")]
 
-        answers = await self._limit.run([partial(change, batch) for batch in batches(entries)])
-        if failed := [one for answer in answers for one in failed_entries(answer)]:
+        failed = [*chain(*await self._limit.run([partial(change, batch) for batch in batches(entries)]))]
+        if failed:
             raise self._unavailable(failed)
 
     # Sending.
@@ -342,7 +353,7 @@ class SqsSource:
                 client.send_message_batch(QueueUrl=self._queue_url, Entries=entries)
             )
             confirmed.extend(start + int(one["Id"]) for one in answer.get("Successful", ()))
-            failed.extend(answer.get("Failed", ()))
+            failed.extend(failed_entries(answer, len(batch)))
 
         parts = sized_batches(messages, max(BATCH_MIN_BYTES, self._message_max_bytes))
         try:
