@@ -97,7 +97,7 @@ SEEN = [
     (
         "looks first and takes later",
         nine.test_1_two_workers_on_one_queue_never_work_on_a_key_together,
-        "at a time|was written as",
+        "at a time|was written as|all messages are acked",
     ),
     (
         "a batch takes two changes of one key",
