@@ -42,6 +42,10 @@ ADAPTERS = {
         **dict.fromkeys(SEARCH, "keywise.adapters.opensearch.sink"),
         **dict.fromkeys(("http", "https"), "keywise.adapters.http.sink"),
     },
+    "record_sinks": {
+        "sqlite": "keywise.adapters.sqlite.record_table",
+        **dict.fromkeys(POSTGRES, "keywise.adapters.postgres.record_table"),
+    },
     "turns": {
         "memory": "keywise.adapters.memory.serial",
         "sqlite": "keywise.adapters.sqlite.serial.backend",
@@ -74,6 +78,14 @@ def connect_ledger(address: Address, policy: LedgerPolicy) -> PluggedLedger:
 def connect_sink(address: Address) -> Sink | AtomicSink:
     with _discreet(address):
         sink: Sink | AtomicSink = _finder("sinks", address, address.scheme)(address)
+        return sink
+
+
+def connect_record_sink(address: Address) -> Sink | AtomicSink:
+    """Make the sink for records of objects. A database has a table with an object and an ordinal column for them."""
+    role = "record_sinks" if address.scheme in schemes("record_sinks") else "sinks"
+    with _discreet(address):
+        sink: Sink | AtomicSink = _finder(role, address, address.scheme)(address)
         return sink
 
 

@@ -1,0 +1,32 @@
+"""A record of an object, and the ability of a table to hold records by object and ordinal."""
+
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from keywise.core.change import Change
+from keywise.core.transaction import Transaction
+
+T = TypeVar("T")
+
+
+class Record(Change[T], Generic[T], gc=False):
+    """One record of an object, or its deletion. Its order is that of the object.
+
+    A sink that knows no objects uses the key alone, which no other record has.
+    """
+
+    object: str = ""
+    """The URI of the object."""
+    ordinal: int = 0
+    """Its place in the object; the first record has 0."""
+
+
+@runtime_checkable
+class RecordTable(Protocol):
+    """The ability of an atomic sink to find the records of an object without the ledger's help."""
+
+    async def write(self, transaction: Transaction, changes: Sequence[Change[Any]]) -> None:
+        """Do what `AtomicSink.write` does; every change is a `Record`."""
+
+    async def delete_records(self, transaction: Transaction, uri: str, first: int, limit: int) -> int:
+        """Delete up to `limit` records of an object, those with the ordinal `first` and above; return how many."""
