@@ -13,8 +13,7 @@ from benchmarks.machine import ROOT
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
-from keywise.core.ledger import Commit
+from keywise.core.entry import Commit, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.transfer import TransferPage
 from keywise.testing.conformance.benches.redis import remove_scope
 

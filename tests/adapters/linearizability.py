@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import LeaseTerms, Refusal
-from keywise.core.ledger import Commit
+from keywise.core.entry import Commit, LeaseTerms, Refusal
 
 CONNECTIONS, KEYS, ROUNDS, LEASE_S = 8, 12, 30, 60.0
 

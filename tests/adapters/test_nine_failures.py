@@ -15,9 +15,8 @@ from adapters.test_conformance import FACTORIES
 from adapters.two_workers import LEASE_S, POLICIES, VISIBILITY_S, Gate, Shop, breathe
 from keywise.core import events
 from keywise.core.change import Change, ChangeHeader, order_of
-from keywise.core.entry import LeaseTerms, RefusalReason
+from keywise.core.entry import Commit, LeaseTerms, RefusalReason
 from keywise.core.errors import PermanentError, TransientError
-from keywise.core.ledger import Commit
 from keywise.core.limits import Debounce
 from keywise.core.sink import Grade
 from keywise.testing.conformance.claims import refused

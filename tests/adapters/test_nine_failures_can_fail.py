@@ -12,8 +12,7 @@ from adapters import two_workers
 from adapters.benches import memory_ledger
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, Outcome
-from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy, Refusal, RefusalReason
-from keywise.core.ledger import Commit
+from keywise.core.entry import Commit, Entry, LeaseTerms, LedgerPolicy, Refusal, RefusalReason
 from keywise.core.sink import Grade
 from keywise.flow.consumer import Consumer
 from keywise.flow.lanes import Lane, Lanes, State, Ticket

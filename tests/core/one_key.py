@@ -6,6 +6,7 @@ from keywise.core.entry import (
     Advance,
     Certainty,
     Claim,
+    Commit,
     CommitResult,
     Entry,
     LeaseTerms,
@@ -15,7 +16,7 @@ from keywise.core.entry import (
     Position,
     Refusal,
 )
-from keywise.core.ledger import Commit, Failure
+from keywise.core.ledger import Failure
 
 LEASE_S = 10.0
 REDELIVERY_S = 100.0

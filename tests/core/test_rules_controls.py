@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from keywise.core import rules
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, PLAIN, Controls, Pause
-from keywise.core.entry import Certainty, CommitResult, Entry, LeaseTerms, LedgerPolicy, RefusalReason
-from keywise.core.ledger import Commit, Failure
+from keywise.core.entry import Certainty, Commit, CommitResult, Entry, LeaseTerms, LedgerPolicy, RefusalReason
+from keywise.core.ledger import Failure
 from keywise.core.limits import Rate
 
 TERMS = LeaseTerms("w1", 30.0)

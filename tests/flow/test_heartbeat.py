@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import Advance, Claim, LeaseTerms, LedgerPolicy, Level, Phase, Position
+from keywise.core.entry import Advance, Claim, Commit, LeaseTerms, LedgerPolicy, Level, Phase, Position
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import Commit
 from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
 from keywise.testing.virtual_loop import VirtualLoop
 

@@ -16,9 +16,8 @@ from flow.unreachable_adapters import Unreachable
 from keywise.core import events
 from keywise.core.change import Change, ChangeHeader, order_of
 from keywise.core.controls import Pause
-from keywise.core.entry import Claim, LeaseTerms, Level, Phase
+from keywise.core.entry import Claim, Commit, LeaseTerms, Level, Phase
 from keywise.core.errors import TransientError
-from keywise.core.ledger import Commit
 from keywise.flow.repair import Repairer
 from keywise.operate.waiting import running_heartbeat
 

@@ -8,8 +8,8 @@ from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
 from keywise.core import ledger_steps, rules
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetterRequest
-from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LedgerPolicy
-from keywise.core.ledger import Commit, Failure
+from keywise.core.entry import Certainty, Claim, Commit, CommitResult, Entry, LedgerPolicy
+from keywise.core.ledger import Failure
 from keywise.core.sink import Grade
 from mutants.mutant import Mutant
 

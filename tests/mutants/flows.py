@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from keywise.core.change import Change
-from keywise.core.entry import Claim, Entry
+from keywise.core.entry import Claim, Commit, Entry
 from keywise.core.ledger import Ledger
 from keywise.core.sink import APPLIED, Grade
 from keywise.flow.consumer import Consumer
@@ -40,8 +40,8 @@ class _Agreeable:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transaction, name)
 
-    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        await self._transaction.commit(claims)
+    async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
+        await self._transaction.commit(commits)
         return []
 
 

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from keywise.adapters.memory.ledger import MemoryTransaction
 from keywise.core import ledger_steps, rules
 from keywise.core.change import ChangeHeader
-from keywise.core.entry import Advance, Certainty, Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy
-from keywise.core.ledger import Commit
+from keywise.core.entry import Advance, Certainty, Claim, Commit, CommitResult, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.sink import Grade
 from keywise.flow.heartbeat import Heartbeat
 from mutants.mutant import Mutant

@@ -9,9 +9,8 @@ from flow.rig import LEASED, LEASED_CONDITIONAL, QUEUE_TRANSACTION, WAYS, Rig, R
 from flow.test_consumer import page
 from keywise.core.change import Change, ChangeHeader, order_of
 from keywise.core.controls import Pause
-from keywise.core.entry import Claim, LeaseTerms
+from keywise.core.entry import Claim, Commit, LeaseTerms
 from keywise.core.errors import AdminError, SettingsError
-from keywise.core.ledger import Commit
 from keywise.operate.admin import keys_like
 from operate.admin_rig import WHO, WHY, Desk
 

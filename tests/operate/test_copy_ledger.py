@@ -8,10 +8,9 @@ from msgspec.structs import replace
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Entry, LedgerPolicy
+from keywise.core.entry import Commit, Entry, LedgerPolicy
 from keywise.core.errors import AdminError
 from keywise.core.history import HistoryRecord
-from keywise.core.ledger import Commit
 from keywise.core.limits import Rate
 from keywise.core.transfer import TransferPage
 from keywise.operate.copy_ledger import Checksum, Checksums, Plan, TargetState

@@ -10,9 +10,8 @@ from flow.rig import CLAIMED_TRANSACTION, LEASED, QUEUE_TRANSACTION, WAYS, Rig, 
 from flow.test_consumer import page
 from keywise.core.change import VERSION_MIN, ChangeHeader, order_of
 from keywise.core.controls import Pause
-from keywise.core.entry import LeaseTerms, LedgerPolicy
+from keywise.core.entry import Commit, LeaseTerms, LedgerPolicy
 from keywise.core.errors import AdminError
-from keywise.core.ledger import Commit
 from keywise.core.limits import Rate
 from keywise.flow.intake import FieldRoute, Fields, MessageReader
 from operate.admin_rig import WHO, WHY, Desk

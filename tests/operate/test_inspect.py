@@ -10,9 +10,8 @@ from keywise import App, Change, Grade
 from keywise.cli.commands.why import _about_mark
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
+from keywise.core.entry import Commit, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.history import HistoryRecord
-from keywise.core.ledger import Commit
 from keywise.core.rules import decide
 from keywise.operate.inspect import (
     ForecastRange,

@@ -79,6 +79,9 @@ class ControlStore(PeriodicLock, Protocol):
     async def raise_era(self) -> int | None:
         """Raise the era of all keys above the highest one of any key; return it, or None while a claim is held."""
 
+    async def fix_scale(self, scale: str) -> str:
+        """Fix the scale of the versions of this scope, if none is fixed yet; return the fixed one."""
+
     async def keys(self, after: str, limit: int) -> list[str]:
         """Return known keys behind `after`, in the ledger's own stable order; an empty `after` is before all keys."""
 

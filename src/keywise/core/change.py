@@ -116,6 +116,21 @@ def is_unversioned(order: Order) -> bool:
     return order[2] == UNVERSIONED_GENERATION
 
 
+def is_same_version(one: Order, other: Order) -> bool:
+    """Whether two orders have the same era and version, at any generation; unversioned ones of an era are the same."""
+    if is_unversioned(one) and is_unversioned(other):
+        return one[0] == other[0]
+    return one[:2] == other[:2] and not is_unversioned(one) and not is_unversioned(other)
+
+
+def above(order: Order) -> Order:
+    """Return an order that upstream cannot send: above this one, and below the next version."""
+    era, version, generation = order
+    if is_unversioned(order):
+        return (era, version + 1, generation)
+    return (era, version, generation + 1)
+
+
 def version_of(moment: int | datetime | str) -> int:
     """Convert an integer, a datetime or an RFC 3339 text to a version. A time becomes microseconds since 1970."""
     if isinstance(moment, bool) or not isinstance(moment, int | datetime | str):

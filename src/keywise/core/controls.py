@@ -34,6 +34,9 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
     It is due after an outage in which more keys were written without the ledger than the journal can hold.
     """
 
+    scale: str = ""
+    """The scale of the versions of an object pipeline, fixed by its first event; empty before that, or elsewhere."""
+
     @property
     def is_plain(self) -> bool:
         """Whether neither an era nor a pause is set."""
@@ -68,6 +71,10 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
         """Return a copy without one pause, which is named exactly as it was set."""
         others = tuple(pause for pause in self.pauses if (pause.keys, pause.is_pattern) != (keys, is_pattern))
         return msgspec.structs.replace(self, pauses=others)
+
+    def with_scale(self, scale: str) -> "Controls":
+        """Return a copy with a scale of versions. One that is fixed stays."""
+        return self if self.scale else msgspec.structs.replace(self, scale=scale)
 
     def with_resync(self, is_due: bool | None, now: float) -> "Controls":
         """Return a copy in which a full resync is due (True), not due (False) or unchanged (None).

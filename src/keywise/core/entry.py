@@ -165,15 +165,42 @@ class Advance(msgspec.Struct, frozen=True):
     position: Position
     extent: int = 0
     """Raise the extent to this. A holder reserves the ordinals of a part before it writes them."""
+    restart: Order | None = None
+    """Start again at the beginning, at this order: what was read has changed. It is above that of the claim."""
+
+    @property
+    def order(self) -> Order | None:
+        """The order that the position belongs to."""
+        return self.restart or self.claim.order
 
     @property
     def claim_after(self) -> Claim:
         """The claim as its holder goes on with it once the ledger has accepted this: no failure counts any more."""
         one, before = self.claim, self.claim.position
-        one = msgspec.structs.replace(one, position=self.position, extent=max(one.extent, self.extent))
-        if self.position.place <= (before.place if before is not None else 0):
+        extent = max(one.extent, self.extent)
+        one = msgspec.structs.replace(one, order=self.order, position=self.position, extent=extent)
+        if self.restart or self.position.place <= (before.place if before is not None else 0):
             return one
         return msgspec.structs.replace(one, attempts=0, crashes=0, level=Level.USUAL, late_deaths=0)
+
+
+class Commit(msgspec.Struct, frozen=True, gc=False):
+    """The end of a claim whose change is in the sink."""
+
+    claim: Claim
+    overdue: bool = False
+    """The holder's own deadline passed before the sink had answered."""
+    extent: int | None = None
+    """The new extent of the key: the sink holds no record with an ordinal at or above it. None leaves the extent."""
+    note: bytes = b""
+    """What to remember about the content until the next commit; see `Entry.note`."""
+    repairs: bool = False
+    """The current state was read and written as a whole, after the last suspicious write: the key is not suspect."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the commit leaves a mark alone."""
+        return self.extent is None and not self.note and not self.repairs
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -220,6 +247,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
     It only rises, until a commit that has deleted the records behind the last one of its order.
     """
+    note: bytes = b""
+    """What the holder of the last commit noted about the content: for an object, its ETag and its number of records."""
 
     @property
     def is_idle(self) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 from keywise.core.admin import ControlStore, LedgerAdmin
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetterRequest
-from keywise.core.entry import Advance, Certainty, Claim, LeaseTerms, Phase, Refusal
+from keywise.core.entry import Advance, Certainty, Claim, Commit, LeaseTerms, Phase, Refusal
 from keywise.core.history import HistoryStore
 from keywise.core.resource import AsyncResource
 from keywise.core.transaction import MarkingTransaction, Transaction
@@ -24,16 +24,6 @@ class ClaimResults(msgspec.Struct):
 
     granted: list[Claim] = []
     refused: dict[str, Refusal] = {}
-
-
-class Commit(msgspec.Struct, frozen=True, gc=False):
-    """The end of a claim whose change is in the sink."""
-
-    claim: Claim
-    overdue: bool = False
-    """The holder's own deadline passed before the sink had answered."""
-    extent: int | None = None
-    """The new extent of the key: the sink holds no record with an ordinal at or above it. None leaves the extent."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -71,6 +61,7 @@ class Ledger(AsyncResource, Protocol):
         and drops it. A release, a failure, a takeover and a dead letter keep it; a commit, a reset and a repair that
         has written drop it.
         A place above the kept one is progress: failed attempts, crashes and the level of the key start again at zero.
+        A restart keeps the claim and raises its order. Later claims of the same version continue at that order.
         An advance can be repeated after a lost answer.
         """
 

@@ -10,8 +10,8 @@ from keywise.core import rules
 from keywise.core.change import ChangeHeader, Order
 from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Advance, Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Phase, Refusal
-from keywise.core.ledger import ClaimResults, Commit, Failure
+from keywise.core.entry import Advance, Claim, Commit, CommitResult, Entry, LeaseTerms, LedgerPolicy, Phase, Refusal
+from keywise.core.ledger import ClaimResults, Failure
 
 EVEN_IF_REPEATED = (CommitResult.COMMITTED, CommitResult.ALREADY)
 """The results that a commit accepts if it may be a repetition because an answer was lost."""
@@ -55,7 +55,7 @@ def claim(
         if refusal is not None:
             results.refused[header.key] = refusal
             continue
-        current = rules.in_era(header, entry, working_set.controls)
+        current = rules.current(header, entry, working_set.controls)
         after, granted = rules.grant(entry, current, next(tokens), working_set.now, terms, working_set.policy)
         working_set.set(header.key, after)
         results.granted.append(granted)

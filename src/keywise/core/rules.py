@@ -6,13 +6,14 @@ Every ledger that runs `ledger_steps` calls these functions; the conformance sui
 
 from msgspec.structs import replace
 
-from keywise.core.change import ChangeHeader, Order, is_unversioned
+from keywise.core.change import ChangeHeader, Order, is_same_version, is_unversioned
 from keywise.core.controls import Controls
 from keywise.core.entry import (
     EMPTY,
     Advance,
     Certainty,
     Claim,
+    Commit,
     CommitResult,
     Entry,
     LeaseTerms,
@@ -22,7 +23,7 @@ from keywise.core.entry import (
     Refusal,
     RefusalReason,
 )
-from keywise.core.ledger import Commit, Failure
+from keywise.core.ledger import Failure
 
 PAUSE_LOOK_S = 2.0
 """How many seconds a worker waits before it claims a paused key again."""
@@ -55,13 +56,28 @@ def decide_under(
     terms: LeaseTerms | None = None,
 ) -> Refusal | None:
     """Decide as `decide` does, under the operator's controls: in the key's current era, and not while it is paused."""
-    refusal = decide(entry, in_era(header, entry, controls), now, policy, terms)
+    refusal = decide(entry, current(header, entry, controls), now, policy, terms)
     if refusal is None and controls.pauses and not (terms is not None and terms.despite_pause):
         return Refusal(RefusalReason.PAUSED, PAUSE_LOOK_S) if controls.pauses_key(header.key) else None
     if refusal is not None and refusal.mark is not None and header.order is not None and header.order[0] == 0:
         # The caller compares the mark with other waiting changes, whose orders have era 0, as they came from upstream.
         return replace(refusal, mark=(0, *refusal.mark[1:]))
     return refusal
+
+
+def current(header: ChangeHeader, entry: Entry | None, controls: Controls) -> ChangeHeader:
+    """Return the header at the order that its key takes it at now: in the key's era, and as a restart that goes on.
+
+    A holder that finds its object replaced starts again at a higher order. Only the entry knows of that order, and the
+    message that brought the change has to continue there after a crash.
+    """
+    header = in_era(header, entry, controls)
+    advanced = entry.advanced if entry is not None else None
+    if advanced is None or header.order is None or header.order >= advanced:
+        return header
+    if not is_same_version(header.order, advanced):
+        return header
+    return ChangeHeader(header.key, advanced, header.deleted, header.sent_at)
 
 
 def in_era(header: ChangeHeader, entry: Entry | None, controls: Controls) -> ChangeHeader:
@@ -164,17 +180,24 @@ def advance(entry: Entry | None, advance: Advance, now: float, *, is_repeatable:
 
     With `is_repeatable=False`, a place that is already kept is refused as well.
     """
-    claim, place = advance.claim, advance.position.place
-    assert claim.order is not None, "an exclusion has no order to advance"
+    claim, order, place = advance.claim, advance.order, advance.position.place
+    assert order is not None and claim.order is not None, "an exclusion has no order to advance"
     if entry is None or entry.token != claim.token or entry.abandoned:
         return None
+    if entry.advanced is not None and order < entry.advanced:
+        return None  # A call from before a restart arrives late.
+    if entry.advanced is not None and order > entry.advanced:
+        entry = _without_position(entry)
     kept_place = entry.position.place if entry.position is not None else -1
     if place < kept_place + (not is_repeatable):
         return None
+    if advance.restart is not None:
+        # The same change goes on at a higher order, so its attempts and crashes stay.
+        entry = replace(entry, tried=order, intent=order if entry.intent is not None else None)
     entry = replace(
         entry,
         position=advance.position,
-        advanced=claim.order,
+        advanced=order,
         extent=max(entry.extent, advance.extent),
         updated_at=now,
         # While an object is read for hours, its message is not delivered again: the wait for it starts here.
@@ -197,7 +220,9 @@ def commit(entry: Entry | None, commit: Commit, now: float, policy: LedgerPolicy
     mine = entry is not None and entry.token == claim.token
     mark = entry.mark if entry else None
     if entry and mine and (mark is None or claim.order > mark):
-        entry = _marked(entry, claim.order, claim.deleted, now)
+        if commit.repairs and entry.suspicions == claim.suspicions:
+            entry = replace(entry, suspicions=0, suspected_at=0.0)
+        entry = replace(_marked(entry, claim.order, claim.deleted, now), note=commit.note)
         return entry if commit.extent is None else replace(entry, extent=commit.extent), CommitResult.COMMITTED
     if entry and mark == claim.order and not commit.overdue:
         # An earlier commit of this claim arrived, and its answer was lost. An overdue claim has no such excuse:

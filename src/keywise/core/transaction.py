@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Advance, Claim, Refusal
+from keywise.core.entry import Advance, Claim, Commit, Refusal
 
 
 class Transaction(Protocol):
@@ -28,7 +28,7 @@ class Transaction(Protocol):
         A place that is already kept is refused as well: the effect of its part exists, and must not be repeated.
         """
 
-    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+    async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         """Do what `Ledger.commit` does, inside this transaction. If a claim is refused, the caller rolls back.
 
         A claim whose order is already the mark is refused as well: its effect exists, and must not be repeated.

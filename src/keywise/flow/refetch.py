@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from keywise.core.bodies import encoded
-from keywise.core.change import Change, Order, is_unversioned
+from keywise.core.change import Change
 from keywise.core.errors import KeywiseError, SettingsError
 from keywise.flow.pipeline import OpenPipeline
 
@@ -40,13 +40,6 @@ def needs_refetch(pipeline: OpenPipeline) -> Any:
             "returns its current body, or None if the key is gone, and decorate it with .refetch"
         )
     return pipeline.refetch
-
-
-def is_same_version(one: Order, other: Order) -> bool:
-    """Whether two orders have the same era and version, at any generation; unversioned ones of an era are the same."""
-    if is_unversioned(one) and is_unversioned(other):
-        return one[0] == other[0]
-    return one[:2] == other[:2] and not is_unversioned(one) and not is_unversioned(other)
 
 
 def in_thread(refetch: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keywise.core import events
-from keywise.core.change import VERSION_MIN, Change, ChangeHeader, Order, Outcome
+from keywise.core.change import VERSION_MIN, Change, ChangeHeader, Order, Outcome, is_same_version
 from keywise.core.entry import EMPTY, Certainty, Claim, Entry, LeaseTerms, Level, Refusal
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_error
@@ -16,7 +16,7 @@ from keywise.core.sink import Sink
 from keywise.core.tracebacks import traceback_of
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.pipeline import OpenPipeline
-from keywise.flow.refetch import is_same_version, refetched
+from keywise.flow.refetch import refetched
 
 KEYS_A_ROUND = 10
 """How many keys are repaired in one round. Changes are processed between rounds."""

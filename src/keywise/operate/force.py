@@ -8,16 +8,25 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MIN, Change, Order, Outcome, is_unversioned
+from keywise.core.change import (
+    UNVERSIONED_GENERATION,
+    VERSION_MIN,
+    Change,
+    Order,
+    Outcome,
+    above,
+    is_same_version,
+    is_unversioned,
+)
 from keywise.core.controls import Controls
-from keywise.core.entry import EMPTY, Certainty, Claim, Entry, Refusal, RefusalReason
+from keywise.core.entry import EMPTY, Certainty, Claim, Commit, Entry, Refusal, RefusalReason
 from keywise.core.errors import AdminError, KeywiseError, MalformedError, UnavailableError
 from keywise.core.failures import cause_of_error
-from keywise.core.ledger import Commit, Failure
+from keywise.core.ledger import Failure
 from keywise.core.rules import era_of, in_era
 from keywise.core.sink import AtomicSink, Sink, SinkResult, is_atomic
 from keywise.flow.pipeline import OpenPipeline, may_show_older
-from keywise.flow.refetch import is_same_version, needs_refetch, refetched
+from keywise.flow.refetch import needs_refetch, refetched
 from keywise.flow.transactional import write_all
 from keywise.operate.waiting import AdminClaimer
 
@@ -138,7 +147,7 @@ class ForceWriter:
                 async with ledger.transaction() as transaction:
                     for error in (await write_all(transaction, sink, [change])).values():
                         raise error
-                    if await transaction.commit([claim]):
+                    if await transaction.commit([Commit(claim)]):
                         raise AdminError("another worker has taken the key")
         except Exception as error:
             # Safe even if only the answer to the commit was lost: the commit has ended the claim.
@@ -186,14 +195,6 @@ class ForceWriter:
         if may_show_older(self._pipeline.sink):
             return "the key then counts as suspect, unless a newer change settles it: keywise repair repairs it"
         return "the sink itself refuses versions that are older than the one it holds"
-
-
-def above(mark: Order) -> Order:
-    """Return an order that upstream cannot send: above the mark, and below the next version."""
-    era, version, generation = mark
-    if is_unversioned(mark):
-        return (era, version + 1, generation)
-    return (era, version, generation + 1)
 
 
 def unsettled(entry: Entry, now: float) -> Order | None:

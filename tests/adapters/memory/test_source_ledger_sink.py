@@ -17,9 +17,9 @@ from keywise.adapters.memory.source import MemorySource
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import Change, ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Certainty, Claim, LeaseTerms, LedgerPolicy, RefusalReason
+from keywise.core.entry import Certainty, Claim, Commit, LeaseTerms, LedgerPolicy, RefusalReason
 from keywise.core.errors import AddressError
-from keywise.core.ledger import Commit, Failure
+from keywise.core.ledger import Failure
 from keywise.core.sink import APPLIED, SUPERSEDED, Grade
 from keywise.core.url import Address
 from keywise.testing.virtual_loop import VirtualLoop
@@ -227,9 +227,9 @@ def test_a_transaction_refuses_a_repeated_commit():
     async def story(shop: Shop) -> None:
         claim = await shop.take("a")
         async with shop.ledger.transaction() as transaction:
-            assert await transaction.commit([claim]) == []
+            assert await transaction.commit([Commit(claim)]) == []
         async with shop.ledger.transaction() as transaction:
-            assert await transaction.commit([claim]) == [claim]
+            assert await transaction.commit([Commit(claim)]) == [claim]
         assert await shop.ledger.commit([Commit(claim)]) == []
 
     in_a_shop(story)

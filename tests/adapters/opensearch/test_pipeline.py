@@ -11,8 +11,7 @@ from cli.command import Folder
 from keywise.adapters.opensearch.sink import connect
 from keywise.core import events
 from keywise.core.change import VERSION_MAX, VERSION_MIN, Change, ChangeHeader, Order, Outcome, order_of
-from keywise.core.entry import Claim, LeaseTerms
-from keywise.core.ledger import Commit
+from keywise.core.entry import Claim, Commit, LeaseTerms
 from keywise.core.sink import APPLIED, SUPERSEDED, SinkResult
 from keywise.core.url import Address
 from running import run

@@ -11,9 +11,9 @@ from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import Pause
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Certainty, Claim, LeaseTerms, LedgerPolicy
+from keywise.core.entry import Certainty, Claim, Commit, LeaseTerms, LedgerPolicy
 from keywise.core.key_encoding import encoded
-from keywise.core.ledger import Commit, Failure
+from keywise.core.ledger import Failure
 from running import run
 from servers import shared
 

@@ -13,8 +13,7 @@ from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import Controls, Pause, text_of
-from keywise.core.entry import Claim, LeaseTerms, LedgerPolicy, RefusalReason
-from keywise.core.ledger import Commit
+from keywise.core.entry import Claim, Commit, LeaseTerms, LedgerPolicy, RefusalReason
 from running import run
 from servers import shared
 

@@ -16,8 +16,8 @@ from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import PostgresSource
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Certainty, Entry, LeaseTerms, LedgerPolicy
-from keywise.core.ledger import Commit, Failure
+from keywise.core.entry import Certainty, Commit, Entry, LeaseTerms, LedgerPolicy
+from keywise.core.ledger import Failure
 from keywise.core.statements import UserTable
 from keywise.core.transfer import TransferPage
 from keywise.testing.conformance.sinks import gone, put

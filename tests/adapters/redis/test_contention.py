@@ -16,9 +16,8 @@ from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import Pause
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import LeaseTerms, LedgerPolicy, RefusalReason
+from keywise.core.entry import Commit, LeaseTerms, LedgerPolicy, RefusalReason
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import Commit
 from keywise.core.limits import Rate
 from keywise.testing.conformance.benches.redis import RedisBench
 from running import run

@@ -11,9 +11,8 @@ from keywise.adapters.redis import database as redis_module
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import LeaseTerms, LedgerPolicy
+from keywise.core.entry import Commit, LeaseTerms, LedgerPolicy
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import Commit
 from running import run
 from servers.redis import RedisServer, redis_server
 

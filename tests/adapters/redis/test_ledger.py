@@ -13,10 +13,9 @@ from keywise.adapters.redis.ledger import working_set as redis_book
 from keywise.adapters.redis.ledger.ledger import RedisLedger, connect
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause
-from keywise.core.entry import LeaseTerms, LedgerPolicy, RefusalReason
+from keywise.core.entry import Commit, LeaseTerms, LedgerPolicy, RefusalReason
 from keywise.core.errors import AddressError, DatabaseError, SettingsError, UnavailableError
 from keywise.core.history import HistoryRecord
-from keywise.core.ledger import Commit
 from keywise.core.url import Address
 from keywise.testing.conformance.benches.redis import RedisBench
 from running import run

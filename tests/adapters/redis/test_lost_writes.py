@@ -16,9 +16,8 @@ from keywise.adapters.redis.ledger.progress_file import Progress, ProgressFile
 from keywise.adapters.redis.ledger.working_set import TOKEN_NONCE_BITS
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause
-from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
+from keywise.core.entry import Commit, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.errors import DatabaseError, UnavailableError
-from keywise.core.ledger import Commit
 from running import run
 from servers.redis import RedisServer, redis_server
 

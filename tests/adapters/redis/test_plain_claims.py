@@ -14,9 +14,9 @@ from keywise.core import rules
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy, RefusalReason
+from keywise.core.entry import Claim, Commit, Entry, LeaseTerms, LedgerPolicy, RefusalReason
 from keywise.core.key_encoding import encoded
-from keywise.core.ledger import ClaimResults, Commit
+from keywise.core.ledger import ClaimResults
 from keywise.testing.conformance.benches.redis import RedisBench
 from running import run
 from servers import shared

@@ -12,8 +12,7 @@ from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.adapters.sqlite.ledger.working_set import TOKEN_NONCE_BITS
 from keywise.adapters.sqlite.source import SqliteSource
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import LeaseTerms, LedgerPolicy
-from keywise.core.ledger import Commit
+from keywise.core.entry import Commit, LeaseTerms, LedgerPolicy
 from running import run
 
 KEYS, ROUNDS, LEASE_S = 20, 25, 60.0

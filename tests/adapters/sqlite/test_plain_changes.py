@@ -8,8 +8,7 @@ import pytest
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MAX, VERSION_MIN, ChangeHeader, Order, order_of
 from keywise.core.controls import Pause
-from keywise.core.entry import Claim, LeaseTerms, LedgerPolicy, RefusalReason
-from keywise.core.ledger import Commit
+from keywise.core.entry import Claim, Commit, LeaseTerms, LedgerPolicy, RefusalReason
 from keywise.core.limits import Rate
 from keywise.testing.conformance.benches.sqlite import SqliteBenchDatabase
 from running import run

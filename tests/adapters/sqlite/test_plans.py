@@ -14,8 +14,8 @@ from keywise.adapters.sqlite.sink import SqliteSink
 from keywise.adapters.sqlite.source import SqliteSource
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Certainty, LeaseTerms, LedgerPolicy
-from keywise.core.ledger import Commit, Failure
+from keywise.core.entry import Certainty, Commit, LeaseTerms, LedgerPolicy
+from keywise.core.ledger import Failure
 from keywise.core.statements import UserTable
 from keywise.testing.conformance.sinks import gone, put
 from running import run

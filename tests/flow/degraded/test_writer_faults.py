@@ -9,9 +9,8 @@ from flow.degraded.outage_rig import Outage, body
 from flow.rig import Running
 from keywise.core import events
 from keywise.core.change import ChangeHeader, Outcome, order_of
-from keywise.core.entry import LeaseTerms
+from keywise.core.entry import Commit, LeaseTerms
 from keywise.core.errors import PermanentError, TransientError
-from keywise.core.ledger import Commit
 from keywise.core.sink import APPLIED, SinkResult
 from keywise.flow.degraded.worker import PROBE_MAX_S
 

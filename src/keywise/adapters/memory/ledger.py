@@ -11,9 +11,9 @@ from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import PLAIN, Controls, Pause
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Advance, Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Phase, Refusal
+from keywise.core.entry import Advance, Claim, Commit, CommitResult, Entry, LeaseTerms, LedgerPolicy, Phase, Refusal
 from keywise.core.history import HistoryRecord
-from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
+from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
@@ -148,6 +148,10 @@ class MemoryLedger:
             self._set_controls(raised)
             return raised.era
 
+    async def fix_scale(self, scale: str) -> str:
+        self._set_controls(self.working_set.controls.with_scale(scale))
+        return self.working_set.controls.scale
+
     async def keys(self, after: str, limit: int) -> list[str]:
         return sorted(key for key, entry in self._entries().items() if key > after and rules.is_known(entry))[:limit]
 
@@ -237,8 +241,8 @@ class MemoryTransaction:
     async def advance(self, advances: Sequence[Advance]) -> list[Claim]:
         return ledger_steps.advance(self._working_set, advances, is_repeatable=False)
 
-    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        return ledger_steps.commit(self._working_set, [Commit(claim) for claim in claims], (CommitResult.COMMITTED,))
+    async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
+        return ledger_steps.commit(self._working_set, commits, (CommitResult.COMMITTED,))
 
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
         return ledger_steps.fail_unclaimed(self._working_set, headers)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from keywise.core import events
 from keywise.core.change import Order, Outcome
 from keywise.core.database import SingleWriterDatabase
-from keywise.core.entry import Certainty, Claim
+from keywise.core.entry import Certainty, Claim, Commit
 from keywise.core.errors import TransactionFailedError, UnavailableError
 from keywise.core.failures import cause_of_error, is_permanent
 from keywise.core.limits import Snooze
@@ -286,7 +286,7 @@ class TransactionExecutor:
         errors = await write_all(transaction, self._sink, [job.ticket.change for job in jobs])
         good = [job for index, job in enumerate(jobs) if index not in errors]
         self._heartbeat.end(job.claim for job in good)
-        if refused := await transaction.commit([job.claim for job in good]):
+        if refused := await transaction.commit([Commit(job.claim) for job in good]):
             raise _CommitsRefusedError(refused)
         # The savepoint of a handler that raised was rolled back, so nothing that it wrote remains.
         failed = {jobs[index].claim.token: Ran(_result_of_error(error)) for index, error in errors.items()}

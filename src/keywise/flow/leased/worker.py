@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from keywise.core import events
 from keywise.core.dead_letter import DeadLetterRequest
-from keywise.core.entry import Certainty, Claim, LeaseTerms, Level, Refusal
+from keywise.core.entry import Certainty, Claim, Commit, LeaseTerms, Level, Refusal
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import Commit, Failure
+from keywise.core.ledger import Failure
 from keywise.flow.dead_letters import DeadLetterStep
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Lanes, SettledTicket, Ticket

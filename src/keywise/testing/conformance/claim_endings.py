@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Certainty, LeaseTerms, Level, RefusalReason
-from keywise.core.ledger import Commit, Failure
+from keywise.core.entry import Certainty, Commit, LeaseTerms, Level, RefusalReason
+from keywise.core.ledger import Failure
 from keywise.testing.conformance.claims import (
     CLOCK_S,
     LEASE_S,

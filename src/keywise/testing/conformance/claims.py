@@ -8,8 +8,19 @@ from typing import Any, TypeAlias
 
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, Order, order_of
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Certainty, Claim, Entry, LeaseTerms, LedgerPolicy, Level, Phase, Refusal, RefusalReason
-from keywise.core.ledger import Commit, Failure
+from keywise.core.entry import (
+    Certainty,
+    Claim,
+    Commit,
+    Entry,
+    LeaseTerms,
+    LedgerPolicy,
+    Level,
+    Phase,
+    Refusal,
+    RefusalReason,
+)
+from keywise.core.ledger import Failure
 from keywise.testing.conformance.promise import Promises, near, same
 
 LEASE_S = 60.0

@@ -5,9 +5,9 @@ from typing import Any
 
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Controls, Pause
-from keywise.core.entry import Certainty, Claim, LeaseTerms, LedgerPolicy, Level, Refusal, RefusalReason
+from keywise.core.entry import Certainty, Claim, Commit, LeaseTerms, LedgerPolicy, Level, Refusal, RefusalReason
 from keywise.core.history import HistoryRecord
-from keywise.core.ledger import Commit, Failure
+from keywise.core.ledger import Failure
 from keywise.core.limits import Rate
 from keywise.testing.conformance.claims import (
     KEYS,

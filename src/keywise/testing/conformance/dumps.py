@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import NOTE_MAX_BYTES, Advance, Certainty, Entry, Level, Position, RefusalReason
-from keywise.core.ledger import Commit, Failure
+from keywise.core.entry import NOTE_MAX_BYTES, Advance, Certainty, Commit, Entry, Level, Position, RefusalReason
+from keywise.core.ledger import Failure
 from keywise.core.transfer import LedgerTransfer, TransferPage
 from keywise.testing.conformance.claims import (
     CLOCK_S,

@@ -9,13 +9,14 @@ from keywise.core.entry import (
     Advance,
     Certainty,
     Claim,
+    Commit,
     Entry,
     Level,
     Phase,
     Position,
     RefusalReason,
 )
-from keywise.core.ledger import Commit, Failure
+from keywise.core.ledger import Failure
 from keywise.testing.conformance.claims import (
     CLOCK_S,
     LEASE_S,
@@ -316,7 +317,7 @@ async def a_position_commits_with_its_transaction(bench: LedgerBench) -> None:
     entry = await bench.another.inspect("a")
     same("position and extent", (entry.position, entry.extent), (Position(4, b"x"), 7))
     async with bench.ledger.transaction() as transaction:
-        same("refused commits", await transaction.commit([claim]), [])
+        same("refused commits", await transaction.commit([Commit(claim)]), [])
     same("the entry", replace(await bench.entry(), updated_at=0.0), Entry(order_of(5), extent=7))
 
 

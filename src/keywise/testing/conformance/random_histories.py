@@ -16,6 +16,7 @@ from keywise.core.entry import (
     Advance,
     Certainty,
     Claim,
+    Commit,
     Entry,
     LeaseTerms,
     LedgerPolicy,
@@ -24,7 +25,7 @@ from keywise.core.entry import (
     Position,
     Refusal,
 )
-from keywise.core.ledger import Commit, Failure
+from keywise.core.ledger import Failure
 from keywise.testing.conformance.claims import LedgerBench
 from keywise.testing.conformance.promise import Promises
 
@@ -386,7 +387,7 @@ async def _step(transaction: Any, name: str, arguments: Any, mine: Callable[[Any
     """Take one step of a transaction as a consumer does: mark or fail only what was just allowed."""
     if name in {"commit", "advance"}:
         if name == "commit":
-            refused = await transaction.commit([mine(pair) for pair in arguments])
+            refused = await transaction.commit([Commit(mine(pair)) for pair in arguments])
         else:
             refused = await transaction.advance([Advance(mine(pair), *details) for pair, details in arguments])
         answers.append([(claim.key, claim.order) for claim in refused])

@@ -2,8 +2,8 @@
 
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import Controls
-from keywise.core.entry import Certainty, Level, RefusalReason
-from keywise.core.ledger import Commit, Failure
+from keywise.core.entry import Certainty, Commit, Level, RefusalReason
+from keywise.core.ledger import Failure
 from keywise.testing.conformance.claims import (
     CLOCK_S,
     KEYS,

@@ -4,7 +4,7 @@ import asyncio
 
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Certainty, Level, Refusal, RefusalReason
+from keywise.core.entry import Certainty, Commit, Level, Refusal, RefusalReason
 from keywise.core.ledger import Failure
 from keywise.testing.conformance.claims import (
     CLOCK_S,
@@ -239,11 +239,11 @@ async def a_commit_inside_needs_the_claim(bench: LedgerBench) -> None:
     bench.advance(LEASE_S / 2 + 1.0)
     await bench.take(5, "w2", key="old", level=Level.ALONE)
     async with bench.ledger.transaction() as transaction:
-        same("refused commits", await transaction.commit([mine]), [])
+        same("refused commits", await transaction.commit([Commit(mine)]), [])
     same("the mark", (await bench.entry("mine")).mark, order_of(5))
     try:
         async with bench.ledger.transaction() as transaction:
-            same("refused commits", await transaction.commit([old]), [old])
+            same("refused commits", await transaction.commit([Commit(old)]), [old])
             raise _RolledBack
     except _RolledBack:
         pass
@@ -255,10 +255,10 @@ async def a_commit_inside_is_never_repeated(bench: LedgerBench) -> None:
     """A commit of an order that is already the mark is refused: its effect exists, and must not happen twice."""
     claim = await bench.take(5)
     async with bench.ledger.transaction() as transaction:
-        same("refused commits", await transaction.commit([claim]), [])
+        same("refused commits", await transaction.commit([Commit(claim)]), [])
     try:
         async with bench.ledger.transaction() as transaction:
-            same("refused commits the second time", await transaction.commit([claim]), [claim])
+            same("refused commits the second time", await transaction.commit([Commit(claim)]), [claim])
             raise _RolledBack
     except _RolledBack:
         pass

@@ -18,8 +18,8 @@ from keywise.adapters.memory.sink import MemorySink
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Change, ChangeHeader
 from keywise.core.dead_letter import DeadLetterRequest
-from keywise.core.entry import EMPTY, Claim, Entry, LeaseTerms, LedgerPolicy, Level, Phase
-from keywise.core.ledger import ClaimResults, Commit
+from keywise.core.entry import EMPTY, Claim, Commit, Entry, LeaseTerms, LedgerPolicy, Level, Phase
+from keywise.core.ledger import ClaimResults
 from keywise.core.settings import Settings
 from keywise.core.sink import Grade, SinkResult
 from keywise.flow.intake import FieldRoute, Fields, MessageReader

@@ -10,9 +10,9 @@ from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import ChangeHeader, Delivery
 from keywise.core.controls import Controls
-from keywise.core.entry import Claim, Entry, LeaseTerms, Phase, Refusal
+from keywise.core.entry import Claim, Commit, Entry, LeaseTerms, Phase, Refusal
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import ClaimResults, Commit, Failure
+from keywise.core.ledger import ClaimResults, Failure
 from keywise.core.source import TransactionalQueue
 from keywise.core.transaction import Transaction
 from keywise.testing.lossy_link import Linked, LossyLink, Session
@@ -246,10 +246,10 @@ class LinkedTransaction(MemoryTransaction):
         await super().mark(headers)
         self._link.world.flow.marked(self._link.world, [header.key for header in headers])
 
-    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+    async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         await self._link.hop()
         before = dict(self._link.world.entries())
-        refused = await super().commit(claims)
-        done = [claim for claim in claims if claim not in refused]
+        refused = await super().commit(commits)
+        done = [commit.claim for commit in commits if commit.claim not in refused]
         self._link.world.auditor.committed_by(self._link.process, done, before)
         return refused

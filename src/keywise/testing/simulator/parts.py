@@ -17,9 +17,9 @@ from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Change, ChangeHeader, Order, Outcome, order_of
 from keywise.core.controls import PLAIN, Controls
 from keywise.core.dead_letter import DeadLetterRequest
-from keywise.core.entry import EMPTY, Advance, Certainty, Claim, Entry, LeaseTerms, LedgerPolicy, Position
+from keywise.core.entry import EMPTY, Advance, Certainty, Claim, Commit, Entry, LeaseTerms, LedgerPolicy, Position
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import ClaimResults, Commit, Failure
+from keywise.core.ledger import ClaimResults, Failure
 from keywise.core.settings import Settings
 from keywise.core.sink import APPLIED, Grade, SinkResult
 from keywise.flow.intake import FieldRoute, Fields, MessageReader
@@ -289,10 +289,10 @@ class PartTransaction(MemoryTransaction):
         self._advances += [one for one in advances if one.claim not in refused]
         return refused
 
-    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+    async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         await self._hop()
-        refused = await super().commit(claims)
-        self._commits += [claim for claim in claims if claim not in refused]
+        refused = await super().commit(commits)
+        self._commits += [commit.claim for commit in commits if commit.claim not in refused]
         return refused
 
     def report(self) -> None:
@@ -378,7 +378,7 @@ class PartsSink:
             await transaction.write(claim, part)
             if one is None:
                 await transaction.delete_behind(claim, plan.parts)
-            if await (transaction.commit([claim]) if one is None else transaction.advance([one])):
+            if await (transaction.commit([Commit(claim)]) if one is None else transaction.advance([one])):
                 raise _PartRefusedError
 
     async def _advance(self, one: Advance) -> Claim:

@@ -41,11 +41,11 @@ from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import Controls, Pause, controls_of, text_of
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Advance, Claim, Entry, LeaseTerms, LedgerPolicy, Phase
+from keywise.core.entry import Advance, Claim, Commit, Entry, LeaseTerms, LedgerPolicy, Phase
 from keywise.core.errors import DatabaseError, TransactionFailedError, UnavailableError
 from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import decoded, encoded
-from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
+from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
 from keywise.core.resource import opening
 from keywise.core.statements import read_statements
 from keywise.core.url import Address
@@ -220,6 +220,10 @@ class PostgresLedger:
             await connection.execute(STORE_CONTROLS, scope, text_of(raised))
         return raised.era
 
+    async def fix_scale(self, scale: str) -> str:
+        await self._change(lambda controls: controls.with_scale(scale))
+        return (await self.controls()).scale
+
     async def keys(self, after: str, limit: int) -> list[str]:
         rows = await self._read_slowly(_SQL["keys"], self.scope.number, encoded(after), limit)
         return [decoded(code) for (code,) in rows]
@@ -278,10 +282,10 @@ class PostgresLedger:
     async def _commit_plain(self, commits: Sequence[Commit]) -> set[str]:
         """Commit claims that nothing has happened to since they were granted; return their keys.
 
-        The statement leaves a mark alone, so a commit with an extent goes to the rules.
+        The statement leaves a mark alone, so a commit that has more to store goes to the rules.
         """
         plain = by_code([commit.claim for commit in commits])
-        if plain is None or any(commit.extent is not None for commit in commits):
+        if plain is None or not all(commit.is_plain for commit in commits):
             return set()
         arguments = plain_commits(self.scope.number, plain)
         rows = await self.database.write(COMMIT_PLAIN, *arguments, limit_s=self.scope.policy.command_s)

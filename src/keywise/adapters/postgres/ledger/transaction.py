@@ -34,10 +34,9 @@ from keywise.adapters.postgres.ledger.working_set import (
 from keywise.core import ledger_steps
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Advance, Claim, CommitResult, Entry, Refusal
+from keywise.core.entry import Advance, Claim, Commit, CommitResult, Entry, Refusal
 from keywise.core.errors import DatabaseError, TransactionFailedError, UnavailableError
 from keywise.core.key_encoding import encoded
-from keywise.core.ledger import Commit
 
 # The rollback makes the constraints deferred again, and forgets that they were checked.
 _CHECK_DEFERRED = (
@@ -148,18 +147,20 @@ class PostgresTransaction:
         async with self._working_set([one.claim.key for one in advances], under_controls=False) as working_set:
             return ledger_steps.advance(working_set, advances, is_repeatable=False)
 
-    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        """Without the lock of the controls: what was claimed goes on, whatever an operator does meanwhile."""
+    async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
+        """Without the lock of the controls: what was claimed goes on, no matter what an operator does meanwhile."""
         self.commits_claims = True
-        if (plain := by_code(claims)) is not None:
+        plain = by_code([commit.claim for commit in commits]) if all(one.is_plain for one in commits) else None
+        if plain is not None:
             async with self._answered():
                 rows = await self.connection.fetch(COMMIT_PLAIN, *plain_commits(self._scope.number, plain))
             committed = {plain[code].key for (code,) in rows}
-            claims = [claim for claim in claims if claim.key not in committed]
-        if not claims:
+            commits = [commit for commit in commits if commit.claim.key not in committed]
+        if not commits:
             return []
-        async with self._working_set((claim.key for claim in claims), under_controls=False) as working_set:
-            return ledger_steps.commit(working_set, [Commit(claim) for claim in claims], (CommitResult.COMMITTED,))
+        keys = (commit.claim.key for commit in commits)
+        async with self._working_set(keys, under_controls=False) as working_set:
+            return ledger_steps.commit(working_set, commits, (CommitResult.COMMITTED,))
 
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
         async with self._working_set(header.key for header in headers) as working_set:

@@ -35,10 +35,10 @@ from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import Controls, Pause, controls_of, text_of
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Advance, Claim, Entry, LeaseTerms, LedgerPolicy, Phase
+from keywise.core.entry import Advance, Claim, Commit, Entry, LeaseTerms, LedgerPolicy, Phase
 from keywise.core.errors import AddressError, SettingsError, UnavailableError
 from keywise.core.key_encoding import decoded, encoded
-from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
+from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
 from keywise.core.resource import opening
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
@@ -127,7 +127,7 @@ class RedisLedger:
         # Of two with the same key, the second depends on what becomes of the first.
         if _names_each_once([commit.claim.key for commit in commits]):
             # A plain claim ends as a mark alone, without an extent.
-            known, plain = self._known, [commit.claim for commit in commits if commit.extent is None]
+            known, plain = self._known, [commit.claim for commit in commits if commit.is_plain]
             committed = await self._plain_claims.commit([claim for claim in plain if claim.token not in known])
             commits = [commit for commit in commits if commit.claim.token not in committed]
         return await self._commit(commits) if commits else []
@@ -236,6 +236,10 @@ class RedisLedger:
     async def raise_era(self) -> int | None:
         before, after = await self._change(Controls.with_era_above, unless_held=True)
         return after.era if after != before else None
+
+    async def fix_scale(self, scale: str) -> str:
+        _, after = await self._change(lambda controls, _: controls.with_scale(scale))
+        return after.scale
 
     async def keys(self, after: str, limit: int) -> list[str]:
         """In the order of their buckets, which never changes."""

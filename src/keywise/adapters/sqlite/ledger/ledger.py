@@ -24,9 +24,9 @@ from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import Controls, Pause
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Advance, Claim, Entry, LeaseTerms, LedgerPolicy, Phase
+from keywise.core.entry import Advance, Claim, Commit, Entry, LeaseTerms, LedgerPolicy, Phase
 from keywise.core.history import HistoryRecord
-from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
+from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
 from keywise.core.resource import opening
 from keywise.core.statements import read_statements
 from keywise.core.transaction import Transaction
@@ -163,6 +163,10 @@ class SqliteLedger:
             return raised.era
 
         return await self.scope.run([], step)
+
+    async def fix_scale(self, scale: str) -> str:
+        await self._change(lambda controls: controls.with_scale(scale))
+        return (await self.controls()).scale
 
     async def keys(self, after: str, limit: int) -> list[str]:
         scope = self.scope.number

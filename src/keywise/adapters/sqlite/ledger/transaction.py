@@ -13,9 +13,8 @@ from keywise.core import ledger_steps
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Advance, Claim, CommitResult, Refusal
+from keywise.core.entry import Advance, Claim, Commit, CommitResult, Refusal
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import Commit
 
 
 class SqliteTransaction:
@@ -75,9 +74,9 @@ class SqliteTransaction:
         with self._working_set(advance.claim.key for advance in advances) as working_set:
             return ledger_steps.advance(working_set, advances, is_repeatable=False)
 
-    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        with self._working_set(claim.key for claim in claims) as working_set:
-            return ledger_steps.commit(working_set, [Commit(claim) for claim in claims], (CommitResult.COMMITTED,))
+    async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
+        with self._working_set(commit.claim.key for commit in commits) as working_set:
+            return ledger_steps.commit(working_set, commits, (CommitResult.COMMITTED,))
 
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
         with self._working_set(header.key for header in headers) as working_set:
