@@ -113,6 +113,17 @@ class Handled(Event, frozen=True, kw_only=True):
     seconds: float
 
 
+class Advanced(Event, frozen=True, kw_only=True):
+    """A part of an object was written."""
+
+    key: str
+    records: int
+    """How many records of the object are written."""
+    read: int
+    """How many bytes of the object they took."""
+    size: int
+
+
 class Repaired(Event, frozen=True, kw_only=True):
     """A suspect key was written again from the source of truth."""
 

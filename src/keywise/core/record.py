@@ -28,5 +28,8 @@ class RecordTable(Protocol):
     async def write(self, transaction: Transaction, changes: Sequence[Change[Any]]) -> None:
         """Do what `AtomicSink.write` does; every change is a `Record`."""
 
-    async def delete_records(self, transaction: Transaction, uri: str, first: int, limit: int) -> int:
-        """Delete up to `limit` records of an object, those with the ordinal `first` and above; return how many."""
+    async def delete_tails(self, transaction: Transaction, tails: Sequence[tuple[str, int]], limit: int) -> int:
+        """Delete the tails of objects, up to `limit` records of all together; return how many.
+
+        A tail is the URI of an object and the ordinal of its first record to delete.
+        """

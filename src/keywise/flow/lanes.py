@@ -32,6 +32,8 @@ class Ticket(msgspec.Struct, gc=False):
     """Replaced when the message is redelivered, because an ack with an old receipt does nothing."""
     source: int = 0
     extended_at: float = 0.0
+    is_orphaned: bool = False
+    """The source has given the message to another consumer, or is about to: it has refused to extend the delivery."""
     unanswered_at: float | None = None
     """When the first unanswered transaction with this change began. It may have stored a dead letter."""
 
@@ -163,6 +165,7 @@ class Lanes:
             if identity in known:
                 known[identity].delivery = ticket.delivery
                 known[identity].extended_at = ticket.extended_at
+                known[identity].is_orphaned = False
                 continue
             known[identity] = ticket
             if key in lanes:

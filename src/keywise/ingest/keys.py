@@ -26,9 +26,19 @@ def object_key(uri: str) -> str:
     # An object may be named like the key of another one. It is hashed as well, or the two would share a key.
     if len(encoded) <= KEY_MAX_BYTES and not _is_shortened(uri):
         return uri
+    return _hashed(encoded, KEY_MAX_BYTES)
+
+
+def shortened(key: str, most: int) -> str:
+    """Return a key that has at most so many bytes: itself, or its beginning and its hash."""
+    encoded = key.encode()
+    return key if len(encoded) <= most else _hashed(encoded, most)
+
+
+def _hashed(encoded: bytes, most: int) -> str:
     ending = HASH_MARK + sha256(encoded).hexdigest()
     # The cut may split a character, of which the rest is dropped.
-    return encoded[: KEY_MAX_BYTES - len(ending)].decode(errors="ignore") + ending
+    return encoded[: most - len(ending)].decode(errors="ignore") + ending
 
 
 _is_shortened = re.compile(rf".*{HASH_MARK}[0-9a-f]{{64}}", re.DOTALL).fullmatch

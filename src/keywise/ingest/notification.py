@@ -70,21 +70,26 @@ Announcement: TypeAlias = ObjectEvent | Skipped | Unreadable
 
 
 class ObjectSelection(msgspec.Struct, frozen=True):
-    """The objects that a pipeline reads: one bucket, and in it the names with a prefix and a suffix."""
+    """The objects that a pipeline reads: one bucket or folder, and in it the names with a prefix and a suffix."""
 
-    bucket_uri: str
-    """The URI of the bucket without a slash at its end, as in `s3://logs`; `file://` for local files."""
+    root: str
+    """The URI of the bucket or folder without a slash at its end, as in `s3://logs` or `file:///var/uploads`."""
     prefix: str = ""
     suffix: str = ""
+
+    def name_of(self, uri: str) -> str:
+        """Return the name of an object in the bucket or folder."""
+        return uri[len(self.root) + 1 :]
 
     def judged(self, found: Announcement) -> Announcement:
         """Return the announcement, or why it is skipped."""
         if not isinstance(found, ObjectEvent):
             return found
-        if not found.uri.startswith(f"{self.bucket_uri}/"):
-            detail = f"{found.uri[:200]!r} is not in {self.bucket_uri}; announce it to the pipeline of its bucket"
+        if not found.uri.startswith(f"{self.root}/"):
+            detail = f"{found.uri[:200]!r} is not in {self.root}; announce it to the pipeline of its bucket"
             return Skipped(SkipReason.OTHER_BUCKET, detail)
-        if not (found.name.startswith(self.prefix) and found.name.endswith(self.suffix)):
+        name = self.name_of(found.uri)
+        if not (name.startswith(self.prefix) and name.endswith(self.suffix)):
             wanted = f"prefix {self.prefix!r} and suffix {self.suffix!r}"
             return Skipped(SkipReason.OTHER_NAME, f"{found.uri[:200]!r} is not among the names with {wanted}")
         return found

@@ -6,6 +6,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from keywise.core.errors import ObjectError, ObjectReplacedError, SettingsError, UnavailableError
 from keywise.core.object_store import ObjectStore, ObjectStream
 from keywise.ingest.compression import (
@@ -78,6 +80,10 @@ class ObjectReader:
     def decode(self, record: bytes) -> Any:
         """Return a record of a part that was read as a value: text, what JSON says, or a dict by column."""
         return self._format.decode(record, self._header)
+
+    def body(self, record: bytes) -> bytes:
+        """Return a record as a sink stores it: a CSV row as a JSON object, others as they are."""
+        return msgspec.json.encode(self.decode(record)) if self._header else record
 
     async def close(self) -> None:
         """End the request, if its parts are not read."""

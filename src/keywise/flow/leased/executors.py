@@ -38,6 +38,8 @@ class Job(msgspec.Struct, frozen=True, gc=False):
 
     ticket: Ticket
     claim: Claim
+    is_bulk: bool = False
+    """It gives way to the others: it came from a bulk source, or takes long."""
 
 
 class FinishedJob(msgspec.Struct, frozen=True, gc=False):
@@ -72,12 +74,22 @@ class Executor(Protocol):
 
     side_by_side: int
     batch_max: int
+    has_long_jobs: bool
+    """Whether some jobs take long. They then leave some worker tasks to the others."""
+    long_max: int
+    """How many calls with long jobs, or with bulk changes, run at a time while other jobs arrive."""
 
     @property
     def short_max(self) -> int:
         """How many bulk changes go into one call while live changes may have to wait for it."""
 
-    def goes_apart(self, claim: Claim) -> bool:
+    def stop(self) -> None:
+        """Let long jobs end at their next position: the worker stops."""
+
+    def is_long(self, job: Job) -> bool:
+        """Whether a job takes long, as far as is known."""
+
+    def goes_apart(self, job: Job) -> bool:
         """Whether a change goes into a call of its own, because it could make the others of its batch fail."""
 
     async def execute(self, jobs: Sequence[Job]) -> list[Execution]:
@@ -87,9 +99,13 @@ class Executor(Protocol):
 class SinkExecutor:
     """Calls a plain or conditional sink, and cancels the call when a claim ends."""
 
+    has_long_jobs = False
+
     def __init__(self, pipeline: OpenPipeline, sink: Sink, heartbeat: Heartbeat) -> None:
         self.side_by_side = pipeline.settings.concurrency
         self.batch_max = sink.batch_max
+        # One bulk call for many changes keeps a sink busy; a second one beside it would only delay live changes.
+        self.long_max = 1 if self.batch_max > 1 else self.side_by_side
         self._pipeline = pipeline
         self._sink = sink
         self._heartbeat = heartbeat
@@ -101,8 +117,14 @@ class SinkExecutor:
     def short_max(self) -> int:
         return max(1, self.batch_max // BULK_PART)
 
-    def goes_apart(self, claim: Claim) -> bool:
-        return claim.attempts > 0 or claim in self._health
+    def stop(self) -> None:
+        pass
+
+    def is_long(self, job: Job) -> bool:
+        return False
+
+    def goes_apart(self, job: Job) -> bool:
+        return job.claim.attempts > 0 or job.claim in self._health
 
     async def execute(self, jobs: Sequence[Job]) -> list[Execution]:
         claims, started = [job.claim for job in jobs], self._pipeline.clock()
@@ -195,7 +217,8 @@ def unknown_result(error: Exception) -> SinkResult:
 class TransactionExecutor:
     """Runs handlers one after another in a transaction of the ledger that also commits their claims."""
 
-    side_by_side = 1
+    side_by_side = long_max = 1
+    has_long_jobs = False
 
     def __init__(self, pipeline: OpenPipeline, sink: AtomicSink, heartbeat: Heartbeat) -> None:
         self.batch_max = pipeline.settings.batch_max
@@ -213,8 +236,14 @@ class TransactionExecutor:
     def short_max(self) -> int:
         return self._slice
 
-    def goes_apart(self, claim: Claim) -> bool:
-        return claim.attempts > 0 or claim in self._health
+    def stop(self) -> None:
+        pass
+
+    def is_long(self, job: Job) -> bool:
+        return False
+
+    def goes_apart(self, job: Job) -> bool:
+        return job.claim.attempts > 0 or job.claim in self._health
 
     async def execute(self, jobs: Sequence[Job]) -> list[Execution]:
         """Run the handlers in slices, one transaction each. Slow handlers get short ones: they hold database locks."""

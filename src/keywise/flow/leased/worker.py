@@ -131,11 +131,11 @@ class LeasedWorker:
         self._open = 0
         self._window = ClaimWindow(executor.side_by_side, executor.batch_max, pipeline.settings.batch_max)
         self._open_bulk = 0
-        self._live_workers = executor.side_by_side // RESERVED_PART if pipeline.has_both_lanes else 0
-        # One bulk call for many changes keeps a sink busy; a second one beside it would only delay live changes.
-        self._claimed: DispatchQueue[Job] = DispatchQueue(
-            1 if executor.batch_max > 1 else executor.side_by_side, pipeline.clock
-        )
+        self._separates = bool(pipeline.bulk) or executor.has_long_jobs
+        """Whether bulk changes and long jobs wait in a queue of their own, and leave some workers to the others."""
+        has_reserve = pipeline.has_both_lanes or executor.has_long_jobs
+        self._live_workers = executor.side_by_side // RESERVED_PART if has_reserve else 0
+        self._claimed: DispatchQueue[Job] = DispatchQueue(executor.long_max, pipeline.clock)
         self._backoff = WorkerBackoff(executor.side_by_side)
         self._done: list[FinishedJob] = []
         self._done_wakeup = Wakeup()
@@ -150,6 +150,7 @@ class LeasedWorker:
 
     def stop(self) -> None:
         self._stopping = True
+        self._executor.stop()
         self._backoff.end()
         self._fallback.stop()
         self._repairs.stop()
@@ -352,16 +353,22 @@ class LeasedWorker:
         pipeline.outage.answered()
         by_key = {ticket.change.key: ticket for ticket in tickets}
         self._heartbeat.hold(results.granted, asked_at)
-        jobs = self._opened([Job(by_key[claim.key], claim) for claim in results.granted], level)
+        jobs = self._opened([self._job(by_key[claim.key], claim) for claim in results.granted], level)
         self._dispatch([job for job in jobs if job.claim.level is not Level.ALONE])
         await self._refuse([(by_key[key], refusal) for key, refusal in results.refused.items()])
         return [job for job in jobs if job.claim.level is Level.ALONE]
 
+    def _job(self, ticket: Ticket, claim: Claim) -> Job:
+        job = Job(ticket, claim)
+        if not self._separates:
+            return job
+        return replace(job, is_bulk=ticket.source in self._pipeline.bulk or self._executor.is_long(job))
+
     def _dispatch(self, jobs: Sequence[Job]) -> None:
         """Hand claimed changes to the worker tasks."""
-        if self._pipeline.bulk:
+        if self._separates:
             for job in jobs:
-                self._claimed.put(job, is_bulk=self._is_bulk(job))
+                self._claimed.put(job, is_bulk=job.is_bulk)
         else:
             self._claimed.put(*jobs)
 
@@ -441,7 +448,7 @@ class LeasedWorker:
                 self._undo(jobs)
             else:
                 rest_s = await self._work_on(jobs)
-            self._claimed.done(is_bulk=self._is_bulk(job))
+            self._claimed.done(is_bulk=job.is_bulk)
             if rest_s:
                 await self._backoff.wait(rest_s, lambda: self._undo(self._claimed.take_all()))
                 self._lanes.arrivals.notify()
@@ -450,13 +457,13 @@ class LeasedWorker:
         """Take more jobs for the same call. A change that failed before or is on probation gets a call of its own."""
         if not self._may_share(job):
             return []
-        is_bulk = self._is_bulk(job)
+        is_bulk = job.is_bulk
         is_short = is_bulk and self._pipeline.has_both_lanes
         limit = self._executor.short_max if is_short else self._executor.batch_max
         return self._claimed.take_beside(self._may_share, limit - 1, is_bulk=is_bulk)
 
     def _may_share(self, job: Job) -> bool:
-        return job.claim.level is Level.USUAL and not self._executor.goes_apart(job.claim)
+        return job.claim.level is Level.USUAL and not self._executor.goes_apart(job)
 
     async def _work_on(self, jobs: list[Job]) -> float:
         """Execute jobs; return how many seconds the worker should back off afterwards."""
@@ -646,9 +653,6 @@ class LeasedWorker:
         self._open += sign * len(tickets)
         if bulk := self._pipeline.bulk:
             self._open_bulk += sign * sum(ticket.source in bulk for ticket in tickets)
-
-    def _is_bulk(self, job: Job) -> bool:
-        return job.ticket.source in self._pipeline.bulk
 
     def _lose(self, one: FinishedJob) -> None:
         """The claim is lost. Put the change back: the next claim shows whether another worker has applied it."""
