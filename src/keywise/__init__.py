@@ -6,6 +6,7 @@ from keywise.core.change import Change, Delete, Delivery, Ignore, Outcome, Put, 
 from keywise.core.entry import Claim
 from keywise.core.errors import KeywiseError, OutcomeUnknownError, PermanentError, TransientError
 from keywise.core.limits import Debounce, Rate, Snooze
+from keywise.core.record import Record
 from keywise.core.settings import Settings
 from keywise.core.sink import Grade
 from keywise.core.transaction import Transaction
@@ -32,6 +33,7 @@ __all__ = [
     "PermanentError",
     "Put",
     "Rate",
+    "Record",
     "Retry",
     "Settings",
     "Snooze",

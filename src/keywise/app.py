@@ -29,13 +29,27 @@ from keywise.core.url import Address, redacted
 from keywise.flow.consumer import Consumer
 from keywise.flow.degraded.journal_files import JournalDirectory
 from keywise.flow.degraded.lazy_ledger import LazyLedger
-from keywise.flow.intake import FieldRoute, Fields, FunctionRoute, MessageReader, Read
+from keywise.flow.intake import FieldRoute, Fields, FunctionRoute, Intake, MessageReader, Read
 from keywise.flow.pipeline import OpenPipeline, may_show_older
 from keywise.flow.refetch import in_thread
 from keywise.flow.strategy import CommitStrategy, choose_strategy
+from keywise.ingest.announcement_reader import AnnouncementReader
+from keywise.ingest.announcement_source import AnnouncementSource
+from keywise.ingest.definition import ObjectsDefinition
+from keywise.ingest.dialects import Dialect, dialect_of
+from keywise.ingest.open_objects import OpenObjects
 from keywise.observe.history import HistoryRecorder
 from keywise.observe.log import Log, still_running
-from keywise.options import PipelineOptions, Retry, check_limits, check_types, settings_from
+from keywise.options import (
+    ObjectOptions,
+    PipelineOptions,
+    Retry,
+    check_limits,
+    check_types,
+    objects_from,
+    settings_from,
+    with_retry,
+)
 from keywise.serial.function import SerialFunction, SerialWorker, Wiring, define
 
 LANES = ("live", "bulk")
@@ -54,9 +68,18 @@ T = TypeVar("T")
 class PipelineDefinition:
     """The definition of a pipeline. Nothing is opened before the app runs."""
 
-    def __init__(self, app: "App", name: str, route: FieldRoute | FunctionRoute, settings: Settings) -> None:
+    def __init__(
+        self,
+        app: "App",
+        name: str,
+        route: FieldRoute | FunctionRoute | None,
+        settings: Settings,
+        objects: ObjectsDefinition | None = None,
+    ) -> None:
         self.name = name
         self.settings = settings
+        self.objects = objects
+        """How objects are read; None for a pipeline whose messages carry their content."""
         self.debounce: Debounce | None = None
         self.rate: Rate | None = None
         self.connecting_to = ""
@@ -65,6 +88,8 @@ class PipelineDefinition:
         self._route = route
         self._lanes: dict[str, str] = {}
         """The lane of each source, by its URL."""
+        self._dialects: dict[str, Dialect] = {}
+        """The dialect of each source of an object pipeline, by its URL."""
         self._sink_url: str | None = None
         self._handler: Callable[..., Any] | None = None
         self._decode: Callable[[bytes], Any] | None = None
@@ -77,13 +102,24 @@ class PipelineDefinition:
         found = frozenset(n for n, lane in enumerate(self._lanes.values()) if lane == "bulk")
         return found if len(found) < len(self._lanes) else frozenset()
 
-    def source(self, url: str, *, lane: str = "live") -> Self:
-        """Add a source. Messages of the bulk lane give way to live ones, but never starve."""
+    def source(self, url: str, *, lane: str = "live", dialect: str | Callable[..., Any] | None = None) -> Self:
+        """Add a source. Messages of the bulk lane give way to live ones, but never starve.
+
+        `dialect` says how the messages of an object pipeline announce objects: `s3`, `gcs`, `uri`, or a function.
+        """
         if lane not in LANES:
             raise SettingsError(f"lane={lane!r} is not known; write one of {', '.join(LANES)}")
+        if (dialect is not None) != (self.objects is not None):
+            what = "needs dialect=" if dialect is None else "has no dialect="
+            raise SettingsError(
+                f"a source of pipeline {self.name!r} {what}: app.objects reads objects that messages announce, and "
+                "app.pipeline messages that carry their content"
+            )
         self._app._address(url, self.name)
         if url in self._lanes:
             raise SettingsError(f"pipeline {self.name!r} has the source {redacted(url)} already; name it once")
+        if dialect is not None:
+            self._dialects[url] = dialect_of(dialect)
         self._lanes[url] = lane
         return self
 
@@ -108,7 +144,10 @@ class PipelineDefinition:
     def apply(self, handler: Handler) -> Handler:
         """Decorate a handler: the function that writes changes."""
         self._only_one_target()
-        value = signature_of(handler).value
+        signature = signature_of(handler)
+        if self.objects is not None and not signature.is_batch:
+            raise SettingsError(f"a handler of {self.name!r} takes the records of a part: records: list[Record]")
+        value = signature.value
         self._decode = decoder(value) if value is not Any else None
         self._handler = handler
         return handler
@@ -134,7 +173,9 @@ class PipelineDefinition:
         if self._sink_url is not None or self._handler is not None:
             raise SettingsError(f"pipeline {self.name!r} has a sink already; a second one needs a pipeline of its own")
 
-    def _reader(self) -> MessageReader:
+    def _reader(self) -> Intake:
+        if self._route is None:
+            return AnnouncementReader()
         return MessageReader(self._route, body_max_bytes=self.settings.body_max_bytes, decode=self._decode)
 
 
@@ -182,13 +223,25 @@ class App:
         check_types(key, version, deleted)
         check_limits(retry, debounce, rate)
         route = FunctionRoute(read) if read is not None else FieldRoute(Fields(key or "", version, deleted or {}))
-        if retry is not None:
-            given = PipelineOptions(attempts_max=retry.attempts, backoff=retry.backoff, backoff_max=retry.max)
-            options = {**given, **options}
-        definition = PipelineDefinition(self, name, route, settings_from(options))
+        definition = PipelineDefinition(self, name, route, settings_from(with_retry(options, retry)))
         definition.debounce, definition.rate = debounce, rate
         self.pipelines[name] = definition
         return definition
+
+    def objects(
+        self, name: str, *, store: str, retry: Retry | None = None, **options: Unpack[ObjectOptions]
+    ) -> PipelineDefinition:
+        """Define a pipeline that reads objects of a store, announced on a queue, and writes their records.
+
+        `store` is the URL of a bucket or folder, and `format=` says what a record is. The settings of a pipeline can
+        follow by their names.
+        """
+        if not name or name in self.pipelines:
+            raise SettingsError(f"a pipeline needs a name of its own, and {name!r} is taken or empty")
+        check_limits(retry, None, None)
+        objects, settings = objects_from(self._address(store, name), options, retry)
+        self.pipelines[name] = PipelineDefinition(self, name, None, settings, objects)
+        return self.pipelines[name]
 
     def serial(
         self, name: str, *, key: Callable[[Any], Any], turns: str = "", **options: Any
@@ -384,12 +437,22 @@ class App:
             definition.connecting_to = redacted(definition._sink_url or self.ledger_url)
             await stack.enter_async_context(sink)
             loses = ledger if isinstance(ledger, LosesWrites) else None
+            objects: OpenObjects | None = None
+            if definition.objects is not None:
+                definition.connecting_to = redacted(definition.objects.store_url)
+                address = self._address(definition.objects.store_url, name)
+                store = await stack.enter_async_context(adapters.connect_store(address))
+                objects = definition.objects.opened(store, definition._decode)
             sources = []
             for url in definition._lanes:
                 definition.connecting_to = redacted(url)
                 source = adapters.connect_source(self._address(url, name))
                 if isinstance(source, LeaseFollowingSource):
                     source.follow_lease(definition.settings.lease_s, definition.settings.runtime_max_s)
+                ack_timeout_s = source.ack_timeout_s if isinstance(source, AckTimeoutSource) else None
+                if objects is not None:
+                    dialect, fix_scale = definition._dialects[url], ledger.control_store.fix_scale
+                    source = AnnouncementSource(source, dialect, objects.selection, fix_scale)
                 try:
                     await stack.enter_async_context(source)
                 except (UnavailableError, DatabaseError) as error:
@@ -398,8 +461,8 @@ class App:
                     unreached[redacted(url)] = str(error)
                     continue
                 definition.settings.check_visibility(source.visibility_s, redacted(url))
-                if isinstance(source, AckTimeoutSource):
-                    definition.settings.check_ack_timeout(source.ack_timeout_s, redacted(url))
+                if ack_timeout_s is not None:
+                    definition.settings.check_ack_timeout(ack_timeout_s, redacted(url))
                 sources.append((redacted(url), source))
             yield OpenPipeline(
                 name=name,
@@ -416,6 +479,7 @@ class App:
                 reporters=[HistoryRecorder(owner, keeps=definition.settings.history, ledger=loses)] if work else [],
                 refetch=in_thread(definition._refetch) if definition._refetch is not None else None,
                 lookup=definition._lookup,
+                objects=objects,
                 connect_heartbeat=self._connect_heartbeat(name, policy) if work else None,
                 journal_store=journal_store,
                 bulk=definition.bulk,
@@ -456,6 +520,11 @@ class App:
 
     def _check_write_anyway(self, definition: PipelineDefinition, sink: Sink | AtomicSink) -> None:
         """Raise `SettingsError` if the pipeline cannot write without the ledger."""
+        if definition.objects is not None:
+            raise SettingsError(
+                f"pipeline {definition.name!r} cannot write while its ledger is down: the ledger knows how far each "
+                "object has come; write on_ledger_down='wait'"
+            )
         if is_atomic(sink):
             raise SettingsError(
                 f"pipeline {definition.name!r} cannot write while its ledger is down: its sink is in the ledger's "
@@ -469,7 +538,10 @@ class App:
 
     def _sink(self, definition: PipelineDefinition) -> Sink | AtomicSink:
         if definition._sink_url is not None:
-            return adapters.connect_sink(self._address(definition._sink_url, definition.name))
+            address = self._address(definition._sink_url, definition.name)
+            return (
+                adapters.connect_sink(address) if definition.objects is None else adapters.connect_record_sink(address)
+            )
         handler = definition._handler
         if handler is None:
             raise SettingsError(

@@ -1,6 +1,6 @@
 """The words that a pipeline is defined with, checked and turned into settings."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypedDict
 
@@ -9,6 +9,12 @@ import msgspec
 from keywise.core.errors import SettingsError
 from keywise.core.limits import Debounce, Rate
 from keywise.core.settings import Settings, named_settings
+from keywise.core.url import Address
+from keywise.ingest.definition import ObjectsDefinition, check_kind, root_of
+from keywise.ingest.formats import Format, format_of
+from keywise.ingest.notification import ObjectSelection
+from keywise.ingest.parts import PartSettings
+from keywise.ingest.reader import ReadPlan
 
 
 class Retry(msgspec.Struct, frozen=True):
@@ -55,6 +61,24 @@ class PipelineOptions(TypedDict, total=False):
     journal_keys_max: int
 
 
+class ObjectOptions(PipelineOptions, total=False):
+    """What `App.objects` accepts by name; `PartSettings` says what the settings of parts mean."""
+
+    format: str | Format | Callable[[bytes], Iterable[Any]]
+    kind: str
+    compression: str
+    prefix: str
+    suffix: str
+    part_bytes: int
+    part_records: int
+    record_max: int
+    object_max: int
+    bad_share_max: float
+    bad_records_min: int
+
+
+OBJECT_WORDS = ("format", "kind", "compression", "prefix", "suffix")
+"""What `App.objects` accepts besides settings."""
 PIPELINE_WORDS = ("key", "version", "deleted", "read", "retry", "debounce", "rate")
 """What `App.pipeline` accepts besides settings."""
 
@@ -75,6 +99,30 @@ def check_limits(retry: object, debounce: object, rate: object) -> None:
         raise SettingsError(f'rate={rate!r} is no Rate; write rate=Rate(1, per="1s")')
 
 
+def with_retry(options: Mapping[str, Any], retry: Retry | None) -> Mapping[str, Any]:
+    """Return the options with those of a retry, unless they are given by their own names."""
+    if retry is None:
+        return options
+    return {"attempts_max": retry.attempts, "backoff": retry.backoff, "backoff_max": retry.max, **options}
+
+
 def settings_from(options: Mapping[str, Any]) -> Settings:
     """Make settings from options; `lease="30s"` and `lease=30` mean the same."""
     return Settings(**named_settings(options, [field.name for field in fields(Settings)], PIPELINE_WORDS))
+
+
+def objects_from(store: Address, options: Mapping[str, Any], retry: Retry | None) -> tuple[ObjectsDefinition, Settings]:
+    """Make the definition of an object pipeline and its settings from options."""
+    words = {word: options[word] for word in OBJECT_WORDS if word in options}
+    cuts = {field.name: options[field.name] for field in fields(PartSettings) if field.name in options}
+    if "format" not in words:
+        raise SettingsError('format= is missing; write for example format="ndjson"')
+    check_kind(words.get("kind", "state"))
+    prefix, suffix = words.get("prefix", ""), words.get("suffix", "")
+    if not isinstance(prefix, str) or not isinstance(suffix, str):
+        raise SettingsError("prefix= and suffix= are texts with which the names of objects begin and end")
+    plan = ReadPlan(format_of(words["format"]), PartSettings(**cuts), compression=words.get("compression", "auto"))
+    rest = {name: value for name, value in with_retry(options, retry).items() if name not in {*words, *cuts}}
+    known = [field.name for field in fields(Settings)]
+    settings = Settings(**named_settings(rest, known, ObjectOptions.__annotations__))
+    return ObjectsDefinition(store.url, ObjectSelection(root_of(store), prefix, suffix), plan), settings

@@ -148,11 +148,13 @@ class Consumer:
 
     def _leased_worker(self) -> LeasedWorker:
         pipeline, settlement, lanes, sink = self._pipeline, self._settlement, self._lanes, self._pipeline.sink
-        executor: Executor = (
-            TransactionExecutor(pipeline, sink, self._heartbeat)
-            if is_atomic(sink)
-            else SinkExecutor(pipeline, sink, self._heartbeat)
-        )
+        executor: Executor
+        if pipeline.objects is not None:
+            executor = pipeline.objects.executor(pipeline, settlement, self._heartbeat)
+        elif is_atomic(sink):
+            executor = TransactionExecutor(pipeline, sink, self._heartbeat)
+        else:
+            executor = SinkExecutor(pipeline, sink, self._heartbeat)
         fallback: Fallback = WaitForLedger()
         if pipeline.journal_store is not None:
             fallback = DegradedWorker(pipeline, settlement, lanes, executor, pipeline.journal_store)

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -51,6 +51,16 @@ class ReadBatch(msgspec.Struct):
     def unread(self) -> list[Delivery]:
         """The deliveries that became no change: malformed and ignored ones."""
         return [*(bad.delivery for bad in self.malformed), *(delivery for delivery, _ in self.ignored)]
+
+
+class Intake(Protocol):
+    """Reads the deliveries of one pipeline as changes."""
+
+    def read(self, deliveries: Sequence[Delivery], source: int, now: float) -> ReadBatch:
+        """Make a ticket of each delivery. A bad delivery is reported in the result and does not affect the others."""
+
+    def read_one(self, body: bytes, delivery: Delivery | None = None) -> Change[Any]:
+        """Read one body that did not come from a source; raises `MalformedError` if it is malformed or ignored."""
 
 
 class Fields(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from keywise.core import events
 from keywise.core.admin import ControlStore, LedgerAdmin
@@ -23,13 +23,31 @@ from keywise.core.sink import AtomicSink, Grade, Sink, is_atomic
 from keywise.core.source import Source
 from keywise.flow.availability import Availability
 from keywise.flow.degraded.journal import JournalStore
-from keywise.flow.intake import MessageReader
+from keywise.flow.intake import Intake
 from keywise.flow.outage import Outage
+
+if TYPE_CHECKING:
+    from keywise.flow.heartbeat import Heartbeat
+    from keywise.flow.leased.executors import Executor
+    from keywise.flow.settlement import Settlement
 
 T = TypeVar("T")
 
 LEDGER = "ledger"
 """The name of the ledger in `Unavailable` events."""
+
+
+class ObjectWork(Protocol):
+    """What a pipeline does differently whose keys are objects of a store, which are read as they are processed."""
+
+    def executor(self, pipeline: "OpenPipeline", settlement: "Settlement", heartbeat: "Heartbeat") -> "Executor":
+        """Make the executor of its claimed changes."""
+
+    async def announce(self, pipeline: "OpenPipeline", key: str, *, removed: bool = False) -> bytes:
+        """Send a message with which the object is read again, or its records are deleted; return its body.
+
+        Its order is above all that was written or begun, and below the next version.
+        """
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,7 +62,7 @@ class OpenPipeline:
     control_store: ControlStore
     history_store: HistoryStore
     sink: Sink | AtomicSink
-    reader: MessageReader
+    reader: Intake
     settings: Settings
     owner: str
     observers: Sequence[events.Observer] = ()
@@ -54,6 +72,8 @@ class OpenPipeline:
     """Reads the current body of a key from the source of truth; it returns None if the key is gone."""
     lookup: Callable[[str], Any] | None = None
     """Reads what a handler's store holds of a key, the body or some of its fields; None if the key is not there."""
+    objects: ObjectWork | None = None
+    """Set if the keys are objects of a store."""
     connect_heartbeat: Callable[[], Ledger] | None = None
     """Opens a second connection to the ledger, for a heartbeat in its own thread."""
     bulk: frozenset[int] = frozenset()

@@ -70,7 +70,7 @@ class Repairer:
         return causes
 
     def _next_due(self) -> float:
-        if self._pipeline.refetch is None:
+        if self._pipeline.refetch is None and self._pipeline.objects is None:
             return float("inf")
         return self._pipeline.clock() + self._pipeline.settings.repair_s * (0.5 + self._pipeline.rng.random())
 
@@ -141,6 +141,11 @@ class Repairer:
         if not await self._is_quiet(entry or EMPTY):
             await pipeline.ledger.release([claim])
             return "the key became suspect again; its repair waits for the horizon again"
+        if pipeline.objects is not None:
+            # The object is read again as a change of its own, in parts. Its commit ends the suspicion.
+            await pipeline.ledger.release([claim])
+            await pipeline.objects.announce(pipeline, claim.key)
+            return ""
         try:
             if not await self._heartbeat.begin(pipeline.ledger, claim):
                 return "the claim was lost before the repair began"

@@ -25,8 +25,9 @@ def choose_strategy(pipeline: OpenPipeline, source: Source) -> CommitStrategy:
     sink = pipeline.sink
     if not is_atomic(sink):
         return CommitStrategy.LEASED
-    if sink.runs_user_code:
-        # User code may crash the process; only a claim records that it was running.
+    if sink.runs_user_code or pipeline.objects is not None:
+        # User code may crash the process; only a claim records that it was running. An object takes many transactions,
+        # and only a claim keeps how far it has come.
         return CommitStrategy.CLAIMED_TRANSACTION
     # Debounced and rate-limited changes wait in lanes, outside of the queue's transaction.
     has_to_wait = pipeline.debounce is not None or pipeline.rate is not None

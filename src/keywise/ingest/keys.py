@@ -24,7 +24,7 @@ def object_key(uri: str) -> str:
     except UnicodeEncodeError:
         raise MalformedError(f"the URI {uri[:40]!r} contains a lone surrogate; rename the object") from None
     # An object may be named like the key of another one. It is hashed as well, or the two would share a key.
-    if len(encoded) <= KEY_MAX_BYTES and not _is_shortened(uri):
+    if len(encoded) <= KEY_MAX_BYTES and not is_shortened(uri):
         return uri
     return _hashed(encoded, KEY_MAX_BYTES)
 
@@ -41,4 +41,4 @@ def _hashed(encoded: bytes, most: int) -> str:
     return encoded[: most - len(ending)].decode(errors="ignore") + ending
 
 
-_is_shortened = re.compile(rf".*{HASH_MARK}[0-9a-f]{{64}}", re.DOTALL).fullmatch
+is_shortened = re.compile(rf".*{HASH_MARK}[0-9a-f]{{64}}", re.DOTALL).fullmatch

@@ -48,12 +48,23 @@ class ForceWriter:
 
         A state that is older than the mark is refused unless `older` is set.
         """
+        if self._pipeline.objects is not None:
+            return await self._announce(key, removed=False)
         needs_refetch(self._pipeline)
         return await self._write(lambda: self._refetched(key, older))
 
     async def delete(self, key: str) -> Change[Any]:
         """Delete a key from the sink, even if it exists in the source of truth; return what was written."""
+        if self._pipeline.objects is not None:
+            return await self._announce(key, removed=True)
         return await self._write(lambda: self._deletion(key))
+
+    async def _announce(self, key: str, *, removed: bool) -> Change[Any]:
+        """Let a worker read an object again, or delete its records; return the change that it will process."""
+        assert self._pipeline.objects is not None, "only objects are announced"
+        return self._pipeline.reader.read_one(
+            await self._pipeline.objects.announce(self._pipeline, key, removed=removed)
+        )
 
     async def _refetched(self, key: str, older: bool) -> Change[Any]:
         entry, controls = await self._look(key)
