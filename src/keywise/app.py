@@ -539,9 +539,8 @@ class App:
     def _sink(self, definition: PipelineDefinition) -> Sink | AtomicSink:
         if definition._sink_url is not None:
             address = self._address(definition._sink_url, definition.name)
-            return (
-                adapters.connect_sink(address) if definition.objects is None else adapters.connect_record_sink(address)
-            )
+            connect = adapters.connect_sink if definition.objects is None else adapters.connect_record_sink
+            return connect(address)
         handler = definition._handler
         if handler is None:
             raise SettingsError(
