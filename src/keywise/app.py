@@ -6,9 +6,9 @@ import random
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack, cast
 
 from keywise import adapters
 from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink, signature_of
@@ -37,7 +37,9 @@ from keywise.ingest.announcement_reader import AnnouncementReader
 from keywise.ingest.announcement_source import AnnouncementSource
 from keywise.ingest.definition import ObjectsDefinition
 from keywise.ingest.dialects import Dialect, dialect_of
+from keywise.ingest.envelope_writer import RecordHandover
 from keywise.ingest.open_objects import OpenObjects
+from keywise.ingest.record_queue import RecordQueue
 from keywise.observe.history import HistoryRecorder
 from keywise.observe.log import Log, still_running
 from keywise.options import (
@@ -53,6 +55,8 @@ from keywise.options import (
 from keywise.serial.function import SerialFunction, SerialWorker, Wiring, define
 
 LANES = ("live", "bulk")
+RECORDS = "records:"
+"""The source of a pipeline of records: the objects of the pipeline whose name follows."""
 START_RETRY_MAX_S = 5.0
 """How often at least a pipeline that waits for its start tries to reach its source, ledger and sink."""
 SILENT_START_S = 5.0
@@ -80,6 +84,8 @@ class PipelineDefinition:
         self.settings = settings
         self.objects = objects
         """How objects are read; None for a pipeline whose messages carry their content."""
+        self.records: PipelineDefinition | None = None
+        """The pipeline that applies the records of objects, if they are changes with keys of their own."""
         self.debounce: Debounce | None = None
         self.rate: Rate | None = None
         self.connecting_to = ""
@@ -136,6 +142,9 @@ class PipelineDefinition:
 
     def sink(self, url: str) -> Self:
         """Write changes to a store for which keywise has an adapter."""
+        if self.records is not None:
+            self.records.sink(url)
+            return self
         self._only_one_target()
         self._app._address(url, self.name)
         self._sink_url = url
@@ -143,6 +152,8 @@ class PipelineDefinition:
 
     def apply(self, handler: Handler) -> Handler:
         """Decorate a handler: the function that writes changes."""
+        if self.records is not None:
+            return self.records.apply(handler)
         self._only_one_target()
         signature = signature_of(handler)
         if self.objects is not None and not signature.is_batch:
@@ -157,6 +168,8 @@ class PipelineDefinition:
 
         It returns None if the key is gone. keywise repairs suspect keys with it.
         """
+        if self.records is not None:
+            return self.records.refetch(function)
         self._refetch = function
         return function
 
@@ -166,6 +179,8 @@ class PipelineDefinition:
         It returns the body, or those of its fields that the store keeps; None if the key is not there.
         `keywise reconcile` compares the result with the source of truth.
         """
+        if self.records is not None:
+            return self.records.lookup(function)
         self._lookup = function
         return function
 
@@ -216,32 +231,52 @@ class App:
         Name the fields of the message that hold the key and the version (`key=`, `version=`, `deleted=`), or pass a
         `read` function. Any setting can follow by its name; durations may be text, as in `lease="30s"`.
         """
-        if not name or name in self.pipelines:
-            raise SettingsError(f"a pipeline needs a name of its own, and {name!r} is taken or empty")
-        if (read is None) == (key is None) or key == "":
-            raise SettingsError(f"pipeline {name!r} needs either key= (and version=) or read=")
-        check_types(key, version, deleted)
+        self._check_new(name)
+        route = _route(name, key, version, deleted, read)
         check_limits(retry, debounce, rate)
-        route = FunctionRoute(read) if read is not None else FieldRoute(Fields(key or "", version, deleted or {}))
         definition = PipelineDefinition(self, name, route, settings_from(with_retry(options, retry)))
         definition.debounce, definition.rate = debounce, rate
         self.pipelines[name] = definition
         return definition
 
-    def objects(
-        self, name: str, *, store: str, retry: Retry | None = None, **options: Unpack[ObjectOptions]
+    def objects(  # noqa: PLR0913 - one parameter per option
+        self,
+        name: str,
+        *,
+        store: str,
+        key: str | None = None,
+        version: str | None = None,
+        deleted: Mapping[str, Sequence[Any]] | None = None,
+        read: Read | None = None,
+        retry: Retry | None = None,
+        debounce: Debounce | None = None,
+        rate: Rate | None = None,
+        **options: Unpack[ObjectOptions],
     ) -> PipelineDefinition:
         """Define a pipeline that reads objects of a store, announced on a queue, and writes their records.
 
-        `store` is the URL of a bucket or folder, and `format=` says what a record is. The settings of a pipeline can
-        follow by their names.
+        `store` is the URL of a bucket or folder, and `format=` says what a record is. With `kind="state"`, the records
+        are the state of their object. With `kind="envelope"`, each is a change with a key and a version of its own,
+        which `key=` or `read=` say, as for `pipeline`. The settings of a pipeline can follow by their names.
         """
-        if not name or name in self.pipelines:
-            raise SettingsError(f"a pipeline needs a name of its own, and {name!r} is taken or empty")
-        check_limits(retry, None, None)
+        is_enveloped = options.get("kind") == "envelope"
+        if not is_enveloped and any(one is not None for one in (key, version, deleted, read, debounce, rate)):
+            raise SettingsError(
+                f"the records of {name!r} have no keys of their own, so key=, version=, deleted=, read=, debounce= and "
+                'rate= do not apply; write kind="envelope" if each record is a change'
+            )
+        self._check_new(name)
+        check_limits(retry, debounce, rate)
         objects, settings = objects_from(self._address(store, name), options, retry)
-        self.pipelines[name] = PipelineDefinition(self, name, None, settings, objects)
-        return self.pipelines[name]
+        definition = PipelineDefinition(self, name, None, settings, objects)
+        if is_enveloped:
+            records = PipelineDefinition(self, f"{name}/records", _route(name, key, version, deleted, read), settings)
+            self._check_new(records.name)
+            records.debounce, records.rate = debounce, rate
+            records._lanes = {f"{RECORDS}{name}": "live"}
+            definition.records = self.pipelines[records.name] = records
+        self.pipelines[name] = definition
+        return definition
 
     def serial(
         self, name: str, *, key: Callable[[Any], Any], turns: str = "", **options: Any
@@ -293,7 +328,7 @@ class App:
         """
         url = self._definition(pipeline).source_for(lane)
         if (pipeline, url) not in self._senders:
-            connected = adapters.connect_source(self._address(url, pipeline))
+            connected = self._connect_source(url, pipeline)
             self._senders[pipeline, url] = await self._stack.enter_async_context(connected)
         source, messages = self._senders[pipeline, url], [encoded(body) for body in bodies]
         if within is None:
@@ -318,7 +353,7 @@ class App:
             opened: list[OpenPipeline] = []
             away: dict[str, UnavailableError] = {}
             with self._stoppable():
-                for name in names or self.pipelines:
+                for name in self.with_records(names or self.pipelines):
                     try:
                         with self._reported_if_slow(name):
                             opened.append(await stack.enter_async_context(self.open(name)))
@@ -339,6 +374,15 @@ class App:
                 raise errors.exceptions[0] from None
             finally:
                 self._consumers = []
+
+    def with_records(self, names: Iterable[str]) -> list[str]:
+        """Return the names of pipelines, with those of the records of their objects."""
+        found: dict[str, None] = {}
+        for name in names:
+            found[name] = None
+            if (records := self._definition(name).records) is not None:
+                found[records.name] = None
+        return list(found)
 
     def stop(self) -> None:
         """Drain: take no more messages, finish the changes that have begun, and release the others."""
@@ -442,11 +486,12 @@ class App:
                 definition.connecting_to = redacted(definition.objects.store_url)
                 address = self._address(definition.objects.store_url, name)
                 store = await stack.enter_async_context(adapters.connect_store(address))
-                objects = definition.objects.opened(store, definition._decode)
+                queue = self._record_queue(name) if definition.records is not None else None
+                objects = definition.objects.opened(store, definition._decode, queue)
             sources = []
             for url in definition._lanes:
                 definition.connecting_to = redacted(url)
-                source = adapters.connect_source(self._address(url, name))
+                source = self._connect_source(url, name)
                 if isinstance(source, LeaseFollowingSource):
                     source.follow_lease(definition.settings.lease_s, definition.settings.runtime_max_s)
                 ack_timeout_s = source.ack_timeout_s if isinstance(source, AckTimeoutSource) else None
@@ -537,6 +582,8 @@ class App:
             )
 
     def _sink(self, definition: PipelineDefinition) -> Sink | AtomicSink:
+        if definition.records is not None:
+            return RecordHandover()
         if definition._sink_url is not None:
             address = self._address(definition._sink_url, definition.name)
             connect = adapters.connect_sink if definition.objects is None else adapters.connect_record_sink
@@ -587,6 +634,20 @@ class App:
         with suppress(OSError):
             os.write(2, f"{text}\n".encode(errors="backslashreplace"))
 
+    def _check_new(self, name: str) -> None:
+        if not name or name in self.pipelines:
+            raise SettingsError(f"a pipeline needs a name of its own, and {name!r} is taken or empty")
+
+    def _record_queue(self, name: str) -> RecordQueue:
+        """Return the queue from the objects of a pipeline to its records, of the running event loop."""
+        identity = (RecordQueue, name, id(asyncio.get_running_loop()))
+        return cast(RecordQueue, self._shared.setdefault(identity, RecordQueue()))
+
+    def _connect_source(self, url: str, name: str) -> Source:
+        if url.startswith(RECORDS):
+            return self._record_queue(url.removeprefix(RECORDS))
+        return adapters.connect_source(self._address(url, name))
+
     def _address(self, url: str, name: str) -> Address:
         return Address(url, name, self._shared)
 
@@ -595,6 +656,15 @@ class App:
             known = ", ".join(self.pipelines) or "none"
             raise SettingsError(f"no pipeline is called {name!r}; this app has: {known}")
         return self.pipelines[name]
+
+
+def _route(
+    name: str, key: str | None, version: str | None, deleted: Mapping[str, Sequence[Any]] | None, read: Read | None
+) -> FieldRoute | FunctionRoute:
+    if (read is None) == (key is None) or key == "":
+        raise SettingsError(f"pipeline {name!r} needs either key= (and version=) or read=")
+    check_types(key, version, deleted)
+    return FunctionRoute(read) if read is not None else FieldRoute(Fields(key or "", version, deleted or {}))
 
 
 def _itself(role: T) -> T:

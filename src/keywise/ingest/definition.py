@@ -8,10 +8,11 @@ from keywise.core.url import Address
 from keywise.ingest.notification import ObjectSelection
 from keywise.ingest.open_objects import OpenObjects
 from keywise.ingest.reader import ReadPlan
+from keywise.ingest.record_queue import RecordQueue
 from keywise.ingest.records import Decode
 
-KINDS = ("state",)
-"""What the records of an object are: its state, which a newer version replaces as a whole."""
+KINDS = ("state", "envelope")
+"""What the records of an object are: its state, which a newer version replaces as a whole, or changes of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,8 @@ class ObjectsDefinition:
     selection: ObjectSelection
     plan: ReadPlan
 
-    def opened(self, store: ObjectStore, decode: Decode | None) -> OpenObjects:
-        return OpenObjects(store, self.selection, self.plan, decode)
+    def opened(self, store: ObjectStore, decode: Decode | None, queue: RecordQueue | None) -> OpenObjects:
+        return OpenObjects(store, self.selection, self.plan, decode, queue)
 
 
 def check_kind(kind: object) -> None:

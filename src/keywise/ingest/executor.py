@@ -52,7 +52,7 @@ class ObjectExecutor:
         return self.batch_max
 
     def stop(self) -> None:
-        self._tools.is_stopping = True
+        self._tools.stopping.set()
 
     def goes_apart(self, job: Job) -> bool:
         claim = job.claim
@@ -145,14 +145,14 @@ class ObjectExecutor:
                 return Ran(SinkResult(Outcome.FAILED, str(error)))
             case TimeoutError() if self._tools.heartbeat.is_cut_off([claim]):
                 return CutOff("the claim ended before the object was written")
-            case TimeoutError() if self._tools.writer.is_atomic:
+            case TimeoutError() if self._tools.writer.fails_clean:
                 return Ran(SinkResult(Outcome.FAILED, "the claim ended before the part was written"))
-            case UnavailableError() if self._tools.writer.is_atomic:
+            case UnavailableError() if self._tools.writer.fails_clean:
                 # The transaction may have committed or not. In both cases the position says where to go on.
                 return self._away(str(error))
             case KeywiseError():
                 return Ran(SinkResult(Outcome.FAILED, str(error), permanent=True))
-            case _ if self._tools.writer.is_atomic:
+            case _ if self._tools.writer.fails_clean:
                 return Ran(SinkResult(Outcome.FAILED, cause_of_error(error), traceback=traceback_of(error)))
             case _:
                 return Ran(unknown_result(error))

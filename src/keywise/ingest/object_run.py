@@ -1,5 +1,6 @@
 """The work on one claimed object: ask the store what is there, read it in parts, write each, and end with a commit."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -45,8 +46,8 @@ class ObjectTools:
     writer: PortionWriter
     decode: Decode | None
     """Decodes the value of a record; None leaves it to the format."""
-    is_stopping: bool = False
-    """Every object stops at its next part: the worker drains."""
+    stopping: asyncio.Event
+    """Set when the worker drains: every object stops at its next part."""
 
 
 class StoreError(Exception):
@@ -153,7 +154,7 @@ class ObjectRun:
                 portion.place = min(first + tools.plan.settings.part_records, extent)
                 portion.records = self._maker.deletions(range(first, portion.place), order)
                 if portion.place >= extent:
-                    portion.content, portion.extent = content, content.records
+                    portion.content = content
             await self._write(portion)
             if portion.state in _ENDINGS:
                 return _ended(portion)
@@ -184,7 +185,7 @@ class ObjectRun:
     def _must_stop(self) -> bool:
         controls = self._tools.pipeline.controls
         is_paused = controls.is_paused or controls.pauses_key(self._claim.key)
-        return self._tools.is_stopping or is_paused or self._ticket.is_orphaned
+        return self._tools.stopping.is_set() or is_paused or self._ticket.is_orphaned
 
     async def _stop(self, portion: Portion) -> Execution:
         """Give the object up between two portions; the next holder goes on behind them."""
@@ -261,14 +262,12 @@ class ObjectRun:
         portion.letters += self._maker.bad_letters(part.bad, reader.etag, order, portion.sent_at)
         if part.is_last:
             portion.content = self._content(reader.etag, part.place, read.bad)
-            portion.extent = None if self._tools.writer.finds_records else part.place
         return portion
 
     def _deletion(self) -> Portion:
         """Return the last portion of an object that is gone."""
         portion = self._new_portion(self._at.place, ObjectNote())
         portion.content = self._content("", 0, 0)
-        portion.extent = None if self._tools.writer.finds_records else 0
         return portion
 
     def _is_whole(self, portion: Portion) -> bool:
@@ -299,6 +298,7 @@ class ObjectRun:
             start=self._at,
             place=place,
             note=note,
+            reserves=not self._tools.writer.finds_records,
             repairs=self._repairs,
         )
 

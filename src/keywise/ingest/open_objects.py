@@ -1,5 +1,7 @@
 """An open object pipeline: what its flow does differently from that of other pipelines."""
 
+import asyncio
+
 from keywise.core.errors import AdminError
 from keywise.core.object_store import ObjectStore
 from keywise.core.sink import is_atomic
@@ -7,6 +9,7 @@ from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.pipeline import OpenPipeline
 from keywise.flow.settlement import Settlement
 from keywise.ingest.announcement import announced_again
+from keywise.ingest.envelope_writer import EnvelopeWriter
 from keywise.ingest.executor import ObjectExecutor
 from keywise.ingest.keys import is_shortened, object_key
 from keywise.ingest.notification import ObjectSelection
@@ -14,13 +17,23 @@ from keywise.ingest.object_note import ContentNote
 from keywise.ingest.object_run import ObjectTools
 from keywise.ingest.portion_writers import AtomicPortionWriter, LeasedPortionWriter, PortionWriter
 from keywise.ingest.reader import ReadPlan
+from keywise.ingest.record_queue import RecordQueue
 from keywise.ingest.records import Decode
 
 
 class OpenObjects:
     """The store of a pipeline, and how its objects are read."""
 
-    def __init__(self, store: ObjectStore, selection: ObjectSelection, plan: ReadPlan, decode: Decode | None) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        selection: ObjectSelection,
+        plan: ReadPlan,
+        decode: Decode | None = None,
+        queue: RecordQueue | None = None,
+    ) -> None:
+        """With a queue, the records are changes of their own, which another pipeline takes from it."""
+        self._queue = queue
         self.store = store
         self.selection = selection
         self.plan = plan
@@ -28,12 +41,16 @@ class OpenObjects:
 
     def executor(self, pipeline: OpenPipeline, settlement: Settlement, heartbeat: Heartbeat) -> ObjectExecutor:
         sink, settings = pipeline.sink, self.plan.settings
+        stopping = asyncio.Event()
         writer: PortionWriter
-        if is_atomic(sink):
+        if self._queue is not None:
+            writer = EnvelopeWriter(pipeline, heartbeat, self._queue, stopping)
+        elif is_atomic(sink):
             writer = AtomicPortionWriter(pipeline, sink, heartbeat, settings)
         else:
             writer = LeasedPortionWriter(pipeline, sink, heartbeat, settings)
         tools = ObjectTools(
+            stopping=stopping,
             pipeline=pipeline,
             settlement=settlement,
             heartbeat=heartbeat,

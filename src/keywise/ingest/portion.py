@@ -47,8 +47,8 @@ class Portion:
     """Set if the portion is the last: what the sink holds of the object after it, refused records left out."""
     tail: int | None = None
     """Set if the sink has to delete the records of the object with this ordinal and above."""
-    extent: int | None = None
-    """The extent after the last portion."""
+    reserves: bool = False
+    """Whether the ledger keeps how many records the sink may hold, because the sink does not find them by itself."""
     repairs: bool = False
     """The object is read as a whole after its last suspicious write."""
     state: PortionState = PortionState.OPEN
@@ -78,7 +78,7 @@ class Portion:
     @property
     def advance(self) -> Advance:
         """Keep the position behind the portion, in the transaction that writes its records."""
-        return Advance(self.claim, Position(self.place, self.note.encode()), self.place)
+        return Advance(self.claim, Position(self.place, self.note.encode()), self.place if self.reserves else 0)
 
     @property
     def reservation(self) -> Advance:
@@ -89,4 +89,5 @@ class Portion:
         assert self.content is not None, "only the last portion is committed"
         claim = replace(self.claim, deleted=not self.content.etag)
         content = replace(self.content, bad=self.content.bad + self.note.refused)
-        return Commit(claim, overdue, self.extent, content.encode(), self.repairs)
+        extent = content.records if self.reserves else None
+        return Commit(claim, overdue, extent, content.encode(), self.repairs)

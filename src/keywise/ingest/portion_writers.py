@@ -47,8 +47,8 @@ class PortionWriter(Protocol):
     """Writes portions. It raises one of the errors above if that fails, and lets `UnavailableError` pass."""
 
     @property
-    def is_atomic(self) -> bool:
-        """Whether an error means that nothing of the portions was written."""
+    def fails_clean(self) -> bool:
+        """Whether a portion that has failed left no write behind whose outcome is unknown."""
 
     @property
     def finds_records(self) -> bool:
@@ -67,7 +67,7 @@ class PortionWriter(Protocol):
 class AtomicPortionWriter:
     """Writes records and position in one transaction of the ledger, so that each record is written once."""
 
-    is_atomic = True
+    fails_clean = True
 
     def __init__(self, pipeline: OpenPipeline, sink: AtomicSink, heartbeat: Heartbeat, settings: PartSettings) -> None:
         self._pipeline = pipeline
@@ -133,37 +133,26 @@ class AtomicPortionWriter:
 class LeasedPortionWriter:
     """Reserves ordinals, calls a plain or conditional sink, and keeps the position with the next reservation."""
 
-    is_atomic = False
+    fails_clean = False
     finds_records = False
 
     def __init__(self, pipeline: OpenPipeline, sink: Sink, heartbeat: Heartbeat, settings: PartSettings) -> None:
-        self._pipeline = pipeline
+        self._steps = LedgerSteps(pipeline, heartbeat)
         self._sink = sink
         self._heartbeat = heartbeat
         self._settings = settings
 
     async def write(self, portions: Sequence[Portion]) -> None:
-        await self._advance([one.reservation for one in portions])
-        for one in portions:
-            one.claim = self._heartbeat.current(one.claim)
+        await self._steps.advance(portions, [one.reservation for one in portions])
         with self._heartbeat.limit([one.claim for one in portions]):
             await self._apply(portions)
-            await self._store_letters(portions)
+            await self._steps.store_letters(portions)
         for one in portions:
             one.state = PortionState.WRITTEN
-        await self._commit([one for one in portions if one.content is not None])
-        report_letters(self._pipeline, portions)
+        await self._steps.commit([one for one in portions if one.content is not None])
 
     async def keep(self, portion: Portion) -> None:
-        await self._advance([portion.advance])
-        portion.claim = self._heartbeat.current(portion.claim)
-
-    async def _advance(self, advances: Sequence[Advance]) -> None:
-        with self._heartbeat.limit([one.claim for one in advances]):
-            ledger = self._pipeline.ledger
-            if await self._pipeline.retry_until_reachable(LEDGER, lambda: ledger.advance(advances)):
-                raise ClaimLostError("the claim is lost")
-        self._heartbeat.advanced(advances)
+        await self._steps.advance([portion], [portion.advance])
 
     async def _apply(self, portions: Sequence[Portion]) -> None:
         records = [(record, one.claim) for one in portions for record in one.records]
@@ -183,12 +172,32 @@ class LeasedPortionWriter:
             raise WriteFailedError(result)
         _refuse(portions, record, result.cause, result.traceback)
 
-    async def _store_letters(self, portions: Sequence[Portion]) -> None:
+
+class LedgerSteps:
+    """The steps of the ledger around portions that are written outside of its transactions."""
+
+    def __init__(self, pipeline: OpenPipeline, heartbeat: Heartbeat) -> None:
+        self._pipeline = pipeline
+        self._heartbeat = heartbeat
+
+    async def advance(self, portions: Sequence[Portion], advances: Sequence[Advance]) -> None:
+        """Keep one position for each portion, and note it in the claim of the portion."""
+        with self._heartbeat.limit([one.claim for one in portions]):
+            ledger = self._pipeline.ledger
+            if await self._pipeline.retry_until_reachable(LEDGER, lambda: ledger.advance(advances)):
+                raise ClaimLostError("the claim is lost")
+        self._heartbeat.advanced(advances)
+        for one in portions:
+            one.claim = self._heartbeat.current(one.claim)
+
+    async def store_letters(self, portions: Sequence[Portion]) -> None:
         requests = [DeadLetterRequest(letter) for one in portions for letter in one.letters]
         if requests:
             await self._pipeline.retry_until_reachable(LEDGER, DeadLetterStep(self._pipeline, requests))
+            report_letters(self._pipeline, portions)
 
-    async def _commit(self, last: Sequence[Portion]) -> None:
+    async def commit(self, last: Sequence[Portion]) -> None:
+        """Commit the last portions of objects."""
         if not last:
             return
         ledger, heartbeat = self._pipeline.ledger, self._heartbeat
