@@ -58,7 +58,8 @@ class EnvelopeWriter:
         ending = asyncio.gather(*(batch.ended.wait() for batch in batches))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
-            await asyncio.wait({ending, stopping}, timeout=SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
+            waits: set[asyncio.Future[Any]] = {ending, stopping}
+            await asyncio.wait(waits, timeout=SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():
                 left = sum(len(batch.waiting) for batch in batches)
                 cause = f"{left} records of a part have not ended yet; the object goes on later"
