@@ -21,6 +21,7 @@ from keywise.core.errors import DatabaseError, SettingsError, UnavailableError
 from keywise.core.events import Observer
 from keywise.core.ledger import Ledger, LosesWrites, PluggedLedger
 from keywise.core.limits import Debounce, Rate
+from keywise.core.record import RECORDS
 from keywise.core.serial.contract import TurnPolicy, Turns
 from keywise.core.settings import Settings, seconds
 from keywise.core.sink import AtomicSink, Sink, is_atomic
@@ -55,8 +56,6 @@ from keywise.options import (
 from keywise.serial.function import SerialFunction, SerialWorker, Wiring, define
 
 LANES = ("live", "bulk")
-RECORDS = "records:"
-"""The source of a pipeline of records: the objects of the pipeline whose name follows."""
 START_RETRY_MAX_S = 5.0
 """How often at least a pipeline that waits for its start tries to reach its source, ledger and sink."""
 SILENT_START_S = 5.0
@@ -487,7 +486,7 @@ class App:
                 address = self._address(definition.objects.store_url, name)
                 store = await stack.enter_async_context(adapters.connect_store(address))
                 queue = self._record_queue(name) if definition.records is not None else None
-                objects = definition.objects.opened(store, definition._decode, queue)
+                objects = definition.objects.opened(store, definition._decode, queue, definition._dialects.values())
             sources = []
             for url in definition._lanes:
                 definition.connecting_to = redacted(url)

@@ -145,7 +145,7 @@ class Suspicion(msgspec.Struct, frozen=True):
     count: int
     since: float
     repair_at: float | None
-    """When the key can be repaired; None if the pipeline has no refetch function, so that nothing repairs it."""
+    """When the key can be repaired; None if the pipeline can neither refetch a key nor read an object again."""
 
 
 class Limit(msgspec.Struct, frozen=True):
@@ -258,7 +258,7 @@ def journal_summary_of(settings: Settings, pipeline: str) -> JournalSummary | No
 
 async def key_report_of(pipeline: OpenPipeline, key: str, wall: float, lines: int = LINES_SHOWN) -> KeyReport | None:
     """Report what the ledger knows of a key; None if it knows nothing. `wall` is the current time."""
-    admin = pipeline.admin
+    admin, key = pipeline.admin, await pipeline.key_of(key)
     entry, now, controls = await admin.inspect(key), await admin.now(), await pipeline.control_store.controls()
     history = await pipeline.history_store.history(key, max(1, lines))
     newest = await admin.dead_letters(LETTERS_MAX)
@@ -330,13 +330,14 @@ def forecast(
 
 
 def _orders_in(entry: Entry) -> list[Order]:
-    return [order for order in (entry.mark, entry.intent, entry.unknown, entry.tried) if order is not None]
+    orders = (entry.mark, entry.intent, entry.unknown, entry.tried, entry.advanced)
+    return [order for order in orders if order is not None]
 
 
 def _terms(pipeline: OpenPipeline) -> LeaseTerms | None:
     """Return the terms of a worker that is not the holder; None if the commit strategy takes no claim."""
     sink = pipeline.sink
-    if is_atomic(sink) and not sink.runs_user_code:
+    if is_atomic(sink) and not sink.runs_user_code and pipeline.objects is None:
         return None
     return LeaseTerms(owner="", lease_s=pipeline.settings.lease_s)
 
@@ -391,7 +392,8 @@ def _suspicion(entry: Entry, pipeline: OpenPipeline, ahead_s: float) -> Suspicio
     if not entry.suspicions:
         return None
     since = entry.suspected_at + ahead_s
-    repair_at = since + pipeline.settings.horizon_s if pipeline.refetch is not None else None
+    can_repair = pipeline.refetch is not None or pipeline.objects is not None
+    repair_at = since + pipeline.settings.horizon_s if can_repair else None
     return Suspicion(entry.suspicions, since, repair_at)
 
 
