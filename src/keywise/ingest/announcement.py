@@ -60,6 +60,9 @@ def announced_again(
     """
     known = [order for order in seen if order is not None]
     order = above(max(known)) if known else lowest or order_of(0)
+    if removed:
+        # Above an announcement that an operator may have sent just before: it would make this one a duplicate.
+        order = above(order)
     return AnnouncedObject(uri, order[1], deleted=deleted or removed, order=order, removed=removed)
 
 

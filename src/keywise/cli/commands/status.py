@@ -169,7 +169,7 @@ def _object_notes(objects: ObjectFigures | None) -> Iterator[str]:
         order = f"events {by} ({objects.promise})"
     yield f"objects of {objects.store}; {order}"
     if objects.in_parts:
-        yield f"{count(objects.in_parts, 'object')} being read in parts now:"
+        yield f"in parts now: {count(objects.in_parts, 'object')}"
     for one in objects.largest:
         yield f"  {count(one.records, 'record')}, {size(one.read)} read of {one.uri!r}"
     if objects.in_parts > len(objects.largest):

@@ -27,6 +27,7 @@ from keywise.core.history import HistoryRecord
 from keywise.flow.pipeline import OpenPipeline
 from keywise.ingest.keys import is_shortened, object_key
 from keywise.ingest.object_report import ObjectReport, Progress, StoredObject, object_report_of
+from keywise.ingest.object_run import GONE_S
 from keywise.ingest.open_objects import OpenObjects
 from keywise.operate.inspect import LETTERS_MAX, LINES_SHOWN, ForecastRange, KeyReport, key_report_of
 
@@ -155,7 +156,10 @@ def _facts(report: KeyReport, about: ObjectReport | None) -> Iterator[tuple[str,
     yield "", ""
     yield "next", f"{'an announcement' if about is not None else 'a change'} that arrives now:"
     forecasts = FORECASTS if about is None else FORECASTS | OBJECT_FORECASTS
+    is_unversioned = not all(one.versioned for one in report.next)
     for forecast_range in report.next:
+        if about is not None and is_unversioned and forecast_range.versioned:
+            continue  # All events of a pipeline of objects are on one scale.
         wait = f", at most {duration(forecast_range.wait_s)}" if forecast_range.wait_s else ""
         yield "", f"{_range(forecast_range):<24} {forecasts[forecast_range.answer].format(wait=wait)}"
     if about is not None and about.differs and about.progress is None:
@@ -188,7 +192,7 @@ def _about_object(about: ObjectReport, now: float) -> Iterator[tuple[str, str]]:
         )
         yield "content", held
     if about.extent:
-        yield "extent", f"records behind number {about.extent - 1:,} are not in the sink, of any version"
+        yield "extent", f"{about.extent:,}: the sink has no record from this number on, of any version"
     if progress is not None:
         yield from _about_progress(progress, stored, now)
     if stored is not None and stored.cause:
@@ -196,14 +200,17 @@ def _about_object(about: ObjectReport, now: float) -> Iterator[tuple[str, str]]:
     elif stored is not None and not stored.etag:
         yield "store", "has no such object"
     elif stored is not None:
-        same = "other content than was committed" if about.differs else "the same content"
-        yield "store", f"has {same}: ETag {stored.etag}, {size(stored.size or 0)}"
+        what = "other content than was committed" if about.differs else "the same content"
+        what = what if content is not None else "an object that was not committed yet"
+        yield "store", f"has {what}: ETag {stored.etag}, {size(stored.size or 0)}"
 
 
 def _about_progress(progress: Progress, stored: StoredObject | None, now: float) -> Iterator[tuple[str, str]]:
     version = _named(progress.version) + (f", generation {progress.generation}" if progress.generation else "")
     if progress.missing_since is not None:
-        yield "position", f"{version}: the store has no such object since {moment(progress.missing_since, now)}"
+        since = moment(progress.missing_since, now)
+        gone = f"if it stays missing for {duration(GONE_S)}, it counts as gone"
+        yield "position", f"{version}: the store has no such object since {since}; {gone}"
         return
     is_same = stored is not None and stored.etag == progress.etag
     whole = f" of {size(stored.size or 0)}" if stored is not None and is_same else ""
@@ -281,6 +288,7 @@ def _about_letters(report: KeyReport) -> Iterator[tuple[str, str]]:
         yield "dead", f"looked for among the {LETTERS_MAX:,} newest letters only"
     for letter in report.letters[:LETTERS_SHOWN]:
         number, version = letter.number, _named(letter.version)
+        version += f", record {letter.record:,}" if letter.record is not None else ""
         yield "dead", f"letter {number}, {version}, {moment(letter.at, report.now)}: {letter.cause}"
     if len(report.letters) > LETTERS_SHOWN:
         yield "dead", f"and {len(report.letters) - LETTERS_SHOWN:,} more; see keywise dead list"
