@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import islice
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from keywise.core.change import Order
 from keywise.core.entry import Entry
@@ -224,7 +224,8 @@ class Backfill:
 
     def _count(self, counted: Counter[str], after: str = "") -> None:
         """Add to the report what is done: it has to be right after an error, too."""
-        sums = {name: getattr(self.report, name) + number for name, number in counted.items()}
+        before = asdict(self.report)
+        sums = {name: before[name] + number for name, number in counted.items()}
         self.report = replace(self.report, **sums, after=after or self.report.after)
 
     def _uri(self, name: str) -> str:

@@ -142,7 +142,7 @@ def _objects(view: PipelineView, room: int) -> list[str]:
 def _object(one: ObjectProgress, room: int) -> str:
     share = min(100, one.read * 100 // one.size) if one.size else 0
     numbers = f"{share} % of {size(one.size)}, {count(one.records, 'record')}"
-    # The end of a URI tells objects of one folder apart.
+    # The URIs of objects in one folder differ at their ends.
     name, limit = plain(one.key), max(1, min(KEY_MAX, room - len(numbers) - 1))
     return f"{numbers} {name if len(name) <= limit else f'…{name[len(name) - limit + 1 :]}'}"
 
