@@ -1,7 +1,8 @@
 """The executor of claimed objects: small ones share transactions and calls, and larger ones are written in parts."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from keywise.core.change import Outcome
 from keywise.core.entry import Certainty, Claim
@@ -15,6 +16,8 @@ from keywise.ingest.announcement import decode_announcement
 from keywise.ingest.object_run import ObjectRun, ObjectTools, StoreError
 from keywise.ingest.portion import Portion, PortionState
 from keywise.ingest.portion_writers import ClaimLostError, WriteFailedError
+
+T = TypeVar("T")
 
 SMALL_BYTES = 256 * 1024
 """Objects up to this size share transactions and calls with others."""
@@ -67,7 +70,7 @@ class ObjectExecutor:
     async def execute(self, jobs: Sequence[Job]) -> list[Execution]:
         started = self._pipeline.clock()
         if len(jobs) == 1:
-            executions = [await self._execute_alone(jobs[0])]
+            executions = [await self._attempt(jobs[0], ObjectRun.run)]
         else:
             executions = await self._execute_together(jobs)
         report_handled(self._pipeline, jobs, started)
@@ -76,9 +79,10 @@ class ObjectExecutor:
                 self._health.succeeded(job.claim)
         return executions
 
-    async def _execute_alone(self, job: Job) -> Execution:
+    async def _attempt(self, job: Job, act: Callable[[ObjectRun], Awaitable[T]]) -> T | Execution:
+        """Do something with an object, and return its result, or how the attempt ends if it fails."""
         try:
-            return await ObjectRun(self._tools, job).run()
+            return await act(ObjectRun(self._tools, job))
         except Exception as error:
             return self._judge(job, error)
 
@@ -102,10 +106,7 @@ class ObjectExecutor:
 
     async def _read(self, job: Job) -> Portion | Execution:
         """Return a small object as one portion; otherwise what becomes of its job."""
-        try:
-            found = await ObjectRun(self._tools, job).read_small(SMALL_BYTES)
-        except Exception as error:
-            return self._judge(job, error)
+        found = await self._attempt(job, lambda run: run.read_small(SMALL_BYTES))
         return self._leave_alone(job.claim) if found is None else found
 
     def _leave_alone(self, claim: Claim) -> Execution:
