@@ -178,6 +178,8 @@ async def test_fields_are_held_in_columns_of_their_own(make):
         await bench.write(record(1, b'{"price": 4}', version=2))
         rows = [tuple(row) for row in await bench.select("object, ordinal, version, name, price")]
         assert rows == [(URI, 0, 1, "it's é", 3), (URI, 1, 2, None, 4)]
+        await bench.write(gone(0), record(1, b"{}", version=3))
+        assert [tuple(row) for row in await bench.select("ordinal, name, price")] == [(1, None, None)]
 
 
 @DATABASES
