@@ -8,6 +8,7 @@ from adapters.opensearch import benches as opensearch_benches
 from adapters.postgres import benches as postgres_benches
 from adapters.postgres.serial import benches as postgres_turns_benches
 from adapters.rabbitmq import benches as rabbitmq_benches
+from adapters.record_tables import RECORD_SINKS
 from adapters.redis import benches as redis_benches
 from adapters.redis.serial import benches as redis_turns_benches
 from adapters.serial_benches import TURNS
@@ -20,6 +21,7 @@ FACTORIES = {
     "sources": SOURCES | postgres_benches.SOURCES | rabbitmq_benches.SOURCES | sqs_benches.SOURCES,
     "ledgers": LEDGERS | postgres_benches.LEDGERS | redis_benches.LEDGERS,
     "sinks": SINKS | postgres_benches.SINKS | http_benches.SINKS | opensearch_benches.SINKS,
+    "record_sinks": RECORD_SINKS,
     "turns": TURNS | postgres_turns_benches.TURNS | redis_turns_benches.TURNS,
 }
 

@@ -21,6 +21,7 @@ from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
 from keywise.adapters.postgres.ledger.working_set import PostgresWorkingSet
+from keywise.adapters.postgres.record_table import PostgresRecordTable
 from keywise.adapters.postgres.serial.admin import PostgresTurnsOperator
 from keywise.adapters.postgres.serial.lock_backend import PostgresLockTurns
 from keywise.adapters.postgres.serial.queue_backend import PostgresQueueTurns
@@ -39,6 +40,7 @@ from keywise.adapters.sqlite.ledger.dump import SqliteLedgerTransfer
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
 from keywise.adapters.sqlite.ledger.working_set import SqliteWorkingSet
+from keywise.adapters.sqlite.record_table import SqliteRecordTable
 from keywise.adapters.sqlite.serial.backend import SqliteTurns
 from keywise.adapters.sqlite.serial.book import SqliteTurnBook
 from keywise.adapters.sqlite.sink import SqliteSink
@@ -50,6 +52,7 @@ from keywise.core.history import HistoryStore
 from keywise.core.ledger import Ledger, LosesWrites, MarkingLedger, PluggedLedger, TransferableLedger
 from keywise.core.ledger_steps import WorkingSet
 from keywise.core.object_store import ObjectStore
+from keywise.core.record import RecordTable
 from keywise.core.serial.contract import CountsLostSessions, TransactedTurns, Turns, TurnsOperator, TurnsTransaction
 from keywise.core.serial.steps import TurnBook
 from keywise.core.sink import AtomicSink, ReadableSink, Sink
@@ -137,7 +140,15 @@ MARKING_TRANSACTION: tuple[type[MarkingTransaction], ...] = (PostgresTransaction
 
 # Sinks.
 SINK: tuple[type[Sink], ...] = (MemorySink, HttpSink, OpenSearchSink, FunctionSink)
-ATOMIC_SINK: tuple[type[AtomicSink], ...] = (MemoryTable, SqliteSink, PostgresSink, TransactedFunctionSink)
+ATOMIC_SINK: tuple[type[AtomicSink], ...] = (
+    MemoryTable,
+    SqliteSink,
+    SqliteRecordTable,
+    PostgresSink,
+    PostgresRecordTable,
+    TransactedFunctionSink,
+)
+RECORD_TABLE: tuple[type[RecordTable], ...] = (SqliteRecordTable, PostgresRecordTable)
 READABLE_SINK: tuple[type[ReadableSink], ...] = (MemorySink, MemoryTable, SqliteSink, PostgresSink, OpenSearchSink)
 
 # Object stores.
