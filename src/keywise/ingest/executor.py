@@ -200,4 +200,4 @@ def _is_clean(error: Exception) -> bool:
     """Whether no call of the sink is in flight, and each that ended has a known result."""
     if isinstance(error, WriteFailedError):
         return error.result.certainty is Certainty.CLEAN
-    return isinstance(error, ClaimLostError | LongTailError | ObjectError)
+    return isinstance(error, ClaimLostError | ObjectError)
