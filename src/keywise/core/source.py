@@ -43,8 +43,11 @@ class Source(AsyncResource, Protocol):
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         """Append messages. They are durable when the call returns."""
 
-    async def depth(self) -> int:
-        """Count the messages that are not acked yet, including delayed and delivered ones."""
+    async def depth(self) -> int | None:
+        """Count the messages that are not acked yet, including delayed and delivered ones.
+
+        None: the service does not count them. Such a source is a `BacklogSource`.
+        """
 
 
 class Backlog(msgspec.Struct, frozen=True):
@@ -136,6 +139,17 @@ class AckTimeoutSource(Protocol):
 
 
 @runtime_checkable
+class RedrivingSource(Protocol):
+    """A source whose service takes a message away once it was delivered too often, and cannot be kept from it."""
+
+    def last_delivery(self, delivery: Delivery) -> str:
+        """Say why the service will not deliver this message again; empty if it will.
+
+        The flow stores such a delivery as a dead letter and acks it, because any interruption would lose the message.
+        """
+
+
+@runtime_checkable
 class LeaseFollowingSource(Protocol):
     """Redelivers the messages of a dead consumer about one lease after it died, unless the URL sets another time."""
 
@@ -156,7 +170,10 @@ class BacklogSource(Protocol):
 
 async def backlog_of(source: Source) -> Backlog:
     """Return the backlog of any source; the depth of most is exact."""
-    return await source.backlog() if isinstance(source, BacklogSource) else Backlog(await source.depth())
+    if isinstance(source, BacklogSource):
+        return await source.backlog()
+    depth = await source.depth()
+    return Backlog(depth or 0, is_all=depth is not None)
 
 
 def visibility_of(options: Mapping[str, str]) -> float | None:

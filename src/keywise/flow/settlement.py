@@ -88,19 +88,19 @@ class Settlement:
         name = self.pipeline.name
         for _, cause, traceback in read_batch.malformed:
             self.pipeline.emit(events.DeadLettered(pipeline=name, key="", cause=cause, traceback=traceback))
-        if read_batch.malformed:
-            self.pipeline.emit(
-                events.Settled(pipeline=self.pipeline.name, outcome=Outcome.DEAD, changes=len(read_batch.malformed))
-            )
+        for ticket, cause in read_batch.last:
+            self.pipeline.emit(self.dead_lettered(ticket, cause))
+        if dead := read_batch.dead:
+            self.pipeline.emit(events.Settled(pipeline=self.pipeline.name, outcome=Outcome.DEAD, changes=len(dead)))
         for reason, count in Counter(reason for _, reason in read_batch.ignored).items():
             self.pipeline.emit(events.Ignored(pipeline=self.pipeline.name, reason=reason, changes=count))
 
     async def ack_unread(self, index: int, deliveries: Sequence[Delivery]) -> None:
-        """Ack deliveries that never became changes."""
+        """Ack deliveries that are not processed."""
         await self._at(index, lambda source: source.ack(deliveries))
 
     async def release_unread(self, index: int, deliveries: Sequence[Delivery]) -> None:
-        """Release deliveries that never became changes; the source redelivers them later."""
+        """Release deliveries that are not processed; the source redelivers them later."""
         await self._at(index, lambda source: self._release_for_longer(source, deliveries))
 
     async def settle(self, settled: Sequence[SettledTicket]) -> None:
