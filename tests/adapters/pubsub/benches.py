@@ -64,7 +64,7 @@ def source_at(address: str, subscription: str, **settings: Any) -> PubSubSource:
 
 
 class CountedSource:
-    """A source whose depth is counted by the server's control port: Pub/Sub itself does not tell it."""
+    """A source whose depth is counted by the server's control port: Pub/Sub itself does not count."""
 
     def __init__(self, source: PubSubSource, subscription: str) -> None:
         self.visibility_s = source.visibility_s

@@ -244,7 +244,7 @@ class PubSubSource:
             await self._read_subscription()
             if self._topic == DELETED_TOPIC:
                 raise DatabaseError(
-                    f"{self._service.name}: the topic of the subscription was deleted; create both anew"
+                    f"{self._service.name}: the topic of the subscription was deleted; create both again"
                 )
         request = types.PublishRequest.pb()
         for batch in sized_batches(messages):

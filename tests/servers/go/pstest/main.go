@@ -1,6 +1,6 @@
 // Pstest serves Google's in-memory fake of Cloud Pub/Sub on a port of this machine until it is terminated.
 //
-// On a second port, tests move its clock and count the messages that are not acked, which Pub/Sub itself does not tell.
+// On a second port, tests move its clock and count the messages that are not acked, which Pub/Sub itself does not count.
 package main
 
 import (
