@@ -53,14 +53,15 @@ class Polls:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         try:
+            # An error from before may be over; if it is not, the next pull fails too.
             self._take_in()
             if not self._ahead and wait_s <= 0:
                 await asyncio.wait([self._start(min(limit, PULL_MAX), 0.0)])
-                self._take_in()
+                self._take_in_or_raise()
             while not self._ahead and (left_s := deadline - loop.time()) > 0:
                 self._ask_for(limit)
                 await asyncio.wait(self._polls, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-                self._take_in()
+                self._take_in_or_raise()
             return [self._ahead.popleft() for _ in range(min(limit, len(self._ahead)))]
         finally:
             self._idle_timer = loop.call_later(IDLE_S, self._idle)
@@ -72,8 +73,7 @@ class Polls:
             for poll in self._polls:
                 poll.cancel()
             await asyncio.wait(self._polls)
-            with suppress(KeywiseError):
-                self._take_in()
+            self._take_in()
         await asyncio.gather(*self._background)
         await self._return(self._taken_ahead())
 
@@ -98,8 +98,14 @@ class Polls:
             await asyncio.sleep(left_s)
         return found
 
-    def _take_in(self) -> None:
-        """Move what pulls have brought to what is ahead; raise an error of one of them if there is nothing."""
+    def _take_in_or_raise(self) -> None:
+        """Take in what pulls have brought; raise an error of one of them if there is nothing."""
+        errors = self._take_in()
+        if errors and not self._ahead:
+            raise errors[0]
+
+    def _take_in(self) -> list[BaseException]:
+        """Move what pulls have brought to what is ahead; return the errors of those that failed."""
         errors = list[BaseException]()
         for poll in [poll for poll in self._polls if poll.done()]:
             del self._polls[poll]
@@ -107,13 +113,12 @@ class Polls:
                 continue
             if (error := poll.exception()) is not None:
                 errors.append(error)
+                self._width = 1
                 continue
             came = poll.result()
             self._ahead.extend(came)
             self._width = min(2 * self._width, self._requests) if came else 1
-        if errors and not self._ahead:
-            self._width = 1
-            raise errors[0]
+        return errors
 
     def _poll_ended(self, poll: "asyncio.Future[list[Delivery]]") -> None:
         if self._is_idle:
@@ -131,9 +136,7 @@ class Polls:
         self._return_later()
 
     def _return_later(self) -> None:
-        # The next receive asks again, and finds the error by itself.
-        with suppress(KeywiseError):
-            self._take_in()
+        self._take_in()
         if self._ahead:
             task = asyncio.create_task(self._return(self._taken_ahead()))
             self._background.add(task)
