@@ -6,13 +6,13 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Self
-from unittest.mock import patch
 
 from google.pubsub_v1 import types
 
 from keywise.adapters.pubsub.service import PUBLISHER, SUBSCRIBER, PubSubService
 from keywise.adapters.pubsub.source import PubSubSettings, PubSubSource
 from keywise.core.change import Delivery
+from keywise.core.clock import Clock
 from keywise.testing.conformance import SourceBench
 from servers import shared
 
@@ -57,10 +57,10 @@ async def created(subscription: str, *, attempts_max: int | None = None, **field
     return subscription
 
 
-def source_at(address: str, subscription: str, **settings: Any) -> PubSubSource:
+def source_at(address: str, subscription: str, *, wall: Clock = time.time, **settings: Any) -> PubSubSource:
     """A source of a subscription behind an address; it is not open."""
     service = PubSubService(f"pubsub://{PROJECT}/{subscription}", PROJECT, emulator=address)
-    return PubSubSource(service, subscription, PubSubSettings(**settings))
+    return PubSubSource(service, subscription, PubSubSettings(**settings), wall=wall)
 
 
 class CountedSource:
@@ -81,19 +81,19 @@ class CountedSource:
 
 
 class MovedClock:
-    """Moves the clock of the server, and that by which sources wait for delayed messages; both go back at the end."""
+    """The clock of the server, which goes back at the end, and one for sources that stays with it."""
 
     def __init__(self) -> None:
         self._ahead_s = 0.0
 
     def __enter__(self) -> Self:
-        self._patch = patch("keywise.adapters.pubsub.source.time", time=lambda: time.time() + self._ahead_s)
-        self._patch.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._patch.__exit__(*error)
         shared.pubsub().advance(-self._ahead_s)
+
+    def wall(self) -> float:
+        return time.time() + self._ahead_s
 
     def advance(self, seconds: float) -> None:
         self._ahead_s += seconds
@@ -105,8 +105,8 @@ async def pubsub_source() -> AsyncIterator[SourceBench]:
     server, subscription = shared.pubsub(), await created(fresh("queue"), attempts_max=ATTEMPTS_MAX)
     with MovedClock() as clock:
         async with (
-            source_at(server.address, subscription, visibility_s=VISIBILITY_S) as source,
-            source_at(server.address, subscription, visibility_s=VISIBILITY_S) as another,
+            source_at(server.address, subscription, wall=clock.wall, visibility_s=VISIBILITY_S) as source,
+            source_at(server.address, subscription, wall=clock.wall, visibility_s=VISIBILITY_S) as another,
         ):
             yield SourceBench(
                 source=CountedSource(source, subscription),

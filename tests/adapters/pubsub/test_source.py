@@ -214,7 +214,10 @@ async def test_a_delayed_message_is_put_off_again_until_it_is_due(monkeypatch: p
     monkeypatch.setattr("keywise.adapters.pubsub.source.DEADLINE_MAX_S", 100)
     name = await created(fresh("later"), attempts_max=100)
     with MovedClock() as clock:
-        async with pubsub_answers(shared.pubsub().address) as proxy, source_at(proxy.address, name) as source:
+        async with (
+            pubsub_answers(shared.pubsub().address) as proxy,
+            source_at(proxy.address, name, wall=clock.wall) as source,
+        ):
             await source.send([b"later"], delay_s=250.0)
             for _ in range(3):
                 assert await source.receive(1, 0.0) == []
@@ -230,7 +233,7 @@ async def test_the_last_delivery_of_a_delayed_message_is_handed_over(monkeypatch
     monkeypatch.setattr("keywise.adapters.pubsub.source.DEADLINE_MAX_S", 100)
     name = await created(fresh("late"), attempts_max=5)
     with MovedClock() as clock:
-        async with source_at(shared.pubsub().address, name) as source:
+        async with source_at(shared.pubsub().address, name, wall=clock.wall) as source:
             await source.send([b"later"], delay_s=500.0)
             for _ in range(4):
                 assert await source.receive(1, 0.0) == []

@@ -140,7 +140,8 @@ def _is_host(text: str) -> bool:
 
 def _routed(request: Any) -> tuple[tuple[str, str], ...]:
     """The service routes a request by the name in it, which it wants in a header too."""
-    for field in ("subscription", "topic", "name"):
-        if (value := getattr(request, field, "")) and isinstance(value, str):
-            return (("x-goog-request-params", f"{field}={quote(value, safe='')}"),)
+    fields = {field.name: value for field, value in request.ListFields()}
+    for name in ("subscription", "name", "topic"):
+        if name in fields:
+            return (("x-goog-request-params", f"{name}={quote(fields[name], safe='')}"),)
     return ()

@@ -24,6 +24,7 @@ from keywise.adapters.pubsub.messages import MESSAGE_MAX_BYTES, delivery_of, due
 from keywise.adapters.pubsub.polls import Polls
 from keywise.adapters.pubsub.service import OPTIONS, PUBLISHER, SUBSCRIBER, PubSubService, service_at
 from keywise.core.change import Delivery
+from keywise.core.clock import Clock
 from keywise.core.errors import AddressError, DatabaseError, KeywiseError, UnavailableError
 from keywise.core.settings import seconds
 from keywise.core.source import VISIBILITY_S, Backlog, Source, visibility_of
@@ -67,12 +68,15 @@ class PubSubSource:
         subscription: str,
         settings: PubSubSettings | None = None,
         activity: SubscriptionActivity | None = None,
+        wall: Clock = time.time,
     ) -> None:
         self._settings = settings or PubSubSettings()
         self.visibility_s = _whole(self._settings.visibility_s or VISIBILITY_S)
         self._service = service
         self._subscription = f"projects/{service.project}/subscriptions/{subscription}"
         self._activity = activity or SubscriptionActivity(self._subscription)
+        self._wall = wall
+        """The clock by which a delayed message is due."""
         self._topic = ""
         self._deadline_s = 0
         """The ack deadline of the subscription, which a pull gives to each message."""
@@ -125,7 +129,7 @@ class PubSubSource:
 
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         """Publish to the topic of the subscription; other subscriptions of it get the messages too."""
-        due = time.time() + delay_s if delay_s > 0 else 0.0
+        due = self._wall() + delay_s if delay_s > 0 else 0.0
         await self._publish([new_message(body, {}, due=due) for body in bodies])
 
     async def send_again(self, body: bytes, headers: Mapping[str, str], routing_key: str) -> None:
@@ -193,7 +197,7 @@ class PubSubSource:
 
     def _sorted_by_due(self, messages: Sequence[Any]) -> tuple[list[Delivery], dict[int, list[Delivery]]]:
         """Return deliveries that are due, and the others by the seconds that they have to wait."""
-        deliveries, early, wall = list[Delivery](), dict[int, list[Delivery]](), time.time()
+        deliveries, early, wall = list[Delivery](), dict[int, list[Delivery]](), self._wall()
         for received in messages:
             count = received.delivery_attempt or self._activity.count_of(received.message.message_id)
             delivery = delivery_of(received, count)
