@@ -6,6 +6,8 @@ from contextlib import ExitStack
 from servers import pgbouncer, seaweedfs
 from servers.elasticmq import ElasticMqServer, elasticmq_server
 from servers.elasticmq import find_home as find_elasticmq
+from servers.fakegcs import FakeGcsServer, fakegcs_server
+from servers.fakegcs import find_program as find_fakegcs
 from servers.faketime import find_library
 from servers.http import HttpService, find_openssl, http_service
 from servers.machine import MissingServerError
@@ -33,6 +35,7 @@ NEEDED = {
     "elasticmq": find_elasticmq,
     "seaweedfs": seaweedfs.find_program,
     "pubsub": find_pubsub,
+    "fakegcs": find_fakegcs,
 }
 """Finds each of them, or raises MissingServerError; only `make servers` installs any."""
 
@@ -45,6 +48,7 @@ _rabbitmq: list[RabbitServer] = []
 _seaweedfs: list[seaweedfs.SeaweedServer] = []
 _elasticmq: list[ElasticMqServer] = []
 _pubsub: list[PubSubServer] = []
+_fakegcs: list[FakeGcsServer] = []
 
 
 def postgres() -> PostgresServer:
@@ -103,6 +107,13 @@ def pubsub() -> PubSubServer:
     return _pubsub[0]
 
 
+def fakegcs() -> FakeGcsServer:
+    """The shared fake of Cloud Storage, which publishes to the shared Pub/Sub; nobody may stop it."""
+    if not _fakegcs:
+        _fakegcs.append(_stack.enter_context(fakegcs_server(pubsub().address)))
+    return _fakegcs[0]
+
+
 def stop_all() -> None:
     _postgres.clear()
     _redis.clear()
@@ -112,6 +123,7 @@ def stop_all() -> None:
     _seaweedfs.clear()
     _elasticmq.clear()
     _pubsub.clear()
+    _fakegcs.clear()
     _stack.close()
 
 

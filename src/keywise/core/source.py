@@ -31,8 +31,12 @@ class Source(AsyncResource, Protocol):
     async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
         """Return up to `limit` deliveries; wait up to `wait_s` for the first one."""
 
-    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
-        """Keep deliveries hidden for longer. A delivery that another consumer has received since is left alone."""
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
+        """Keep deliveries hidden for longer, and return those that it refused, as far as the service says so.
+
+        A refused delivery is no longer this consumer's: its receipt has expired, or another consumer has received the
+        message since. It is left alone.
+        """
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         """Forget deliveries. Acking one that already came back does nothing."""

@@ -34,6 +34,8 @@ class Ticket(msgspec.Struct, gc=False):
     extended_at: float = 0.0
     unanswered_at: float | None = None
     """When the first unanswered transaction with this change began. It may have stored a dead letter."""
+    is_orphaned: bool = False
+    """The source has given the message to another consumer, or is about to. A redelivery to this one ends that."""
 
 
 class State(enum.Enum):
@@ -163,6 +165,7 @@ class Lanes:
             if identity in known:
                 known[identity].delivery = ticket.delivery
                 known[identity].extended_at = ticket.extended_at
+                known[identity].is_orphaned = False
                 continue
             known[identity] = ticket
             if key in lanes:

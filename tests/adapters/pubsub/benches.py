@@ -112,6 +112,8 @@ async def pubsub_source() -> AsyncIterator[SourceBench]:
                 source=CountedSource(source, subscription),
                 another=CountedSource(another, subscription),  # type: ignore[arg-type]
                 advance=clock.advance,
+                # It would, with exactly-once delivery, which its fake does not know.
+                reports_refusals=False,
             )
 
 

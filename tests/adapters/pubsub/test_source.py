@@ -281,15 +281,18 @@ async def test_receipts_that_exactly_once_delivery_refuses_are_no_error_unless_t
 
     name = await created(fresh("once"))
     async with pubsub_answers(shared.pubsub().address) as proxy, source_at(proxy.address, name) as source:
-        await source.send([b"one"])
-        [held] = await received(source, 1)
+        await source.send([b"one", b"two"])
+        held, other = await received(source, 2)
         for reason in ("PERMANENT_FAILURE_INVALID_ACK_ID", "TRANSIENT_FAILURE_UNORDERED_ACK_ID"):
             detail = AnyMessage()
             detail.Pack(ErrorInfo(reason=reason, metadata={str(held.receipt): reason}))
             status = Status(code=StatusCode.FAILED_PRECONDITION.value[0], message="words", details=[detail])
-            proxy.refuse("Acknowledge", StatusCode.FAILED_PRECONDITION, "words", status.SerializeToString())
+            for method in ("Acknowledge", "ModifyAckDeadline"):
+                proxy.refuse(method, StatusCode.FAILED_PRECONDITION, "words", status.SerializeToString())
             if reason.startswith("PERMANENT"):
+                assert await source.extend([held, other], 60.0) == [held], "another consumer has it"
                 await source.ack([held])
             else:
-                with pytest.raises(UnavailableError, match=f"failed on 1 messages: {reason}"):
-                    await source.ack([held])
+                for call in (source.extend([held], 60.0), source.ack([held])):
+                    with pytest.raises(UnavailableError, match=f"failed on 1 messages: {reason}"):
+                        await call

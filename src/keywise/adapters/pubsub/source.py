@@ -112,9 +112,12 @@ class PubSubSource:
             raise
         return deliveries
 
-    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
-        await self._hide(deliveries, visibility_s)
-        self._activity.extend(deliveries, asyncio.get_running_loop().time() + visibility_s)
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
+        """Only a subscription with exactly-once delivery says which receipts are too old."""
+        refused = await self._hide(deliveries, visibility_s)
+        extended = [one for one in deliveries if one.receipt not in refused]
+        self._activity.extend(extended, asyncio.get_running_loop().time() + visibility_s)
+        return [one for one in deliveries if one.receipt in refused]
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         request = types.AcknowledgeRequest.pb()
@@ -214,14 +217,16 @@ class PubSubSource:
 
     # Changing.
 
-    async def _hide(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
-        request, whole = types.ModifyAckDeadlineRequest.pb(), _whole(visibility_s)
+    async def _hide(self, deliveries: Sequence[Delivery], visibility_s: float) -> set[str | int]:
+        """Hide deliveries for so long from now. Return the receipts that the service refused."""
+        request, whole, refused = types.ModifyAckDeadlineRequest.pb(), _whole(visibility_s), set[str | int]()
         for receipts in _batches(deliveries):
             asked = request(subscription=self._subscription, ack_ids=receipts, ack_deadline_seconds=whole)
-            await self._change("ModifyAckDeadline", asked)
+            refused |= await self._change("ModifyAckDeadline", asked)
+        return refused
 
-    async def _change(self, method: str, request: Any) -> None:
-        """Change messages by their receipts. One that came back may be refused, and that is right."""
+    async def _change(self, method: str, request: Any) -> set[str]:
+        """Change messages by their receipts. Return those that the service refuses: their messages came back."""
         with pubsub_errors(self._service.name):
             try:
                 await self._service.change(SUBSCRIBER + method, request)
@@ -234,6 +239,8 @@ class PubSubSource:
                     raise UnavailableError(
                         f"{self._service.name}: Pub/Sub failed on {len(passing)} messages: {passing[0]}"
                     ) from error
+                return set(refused)
+        return set()
 
     # Sending.
 

@@ -26,6 +26,8 @@ class SourceBench:
     """Move the clock of the queue ahead by so many seconds."""
     transaction: Callable[[], AbstractAsyncContextManager[Any]] | None = None
     """For a transactional source: a transaction of its database, which yields the connection that `queue_in` takes."""
+    reports_refusals: bool = True
+    """False if the service does not say that it refused to extend a delivery."""
 
     @property
     def visibility_s(self) -> float:
@@ -196,7 +198,7 @@ async def a_call_about_nothing_does_nothing(bench: SourceBench) -> None:
     """Every method accepts an empty sequence."""
     await bench.source.send([])
     await bench.source.ack([])
-    await bench.source.extend([], 10.0)
+    same("what an extension refused", [*await bench.source.extend([], 10.0)], [])
     await bench.source.release([], 10.0)
     await same_depth("the depth", bench.source, 0)
 
@@ -268,7 +270,7 @@ async def an_extended_delivery_stays_hidden(bench: SourceBench) -> None:
     """An extension counts from now, and hides the message for exactly that time."""
     [held] = await bench.handed_over()
     bench.advance(bench.visibility_s / 2)
-    await bench.source.extend([held], bench.visibility_s * 3)
+    same("what the extension refused", [*await bench.source.extend([held], bench.visibility_s * 3)], [])
     bench.advance(bench.visibility_s * 3 - LATER_S * 5)
     same("what came before the extension was over", await taken(bench.another), [])
     bench.advance(LATER_S * 6)
@@ -282,6 +284,19 @@ async def an_extension_that_comes_too_late_does_nothing(bench: SourceBench) -> N
     await bench.source.extend(old, bench.visibility_s * 10)
     bench.advance(bench.visibility_s + LATER_S)
     same("what came after the visibility timeout of the second consumer", ids(await taken(bench.source)), ids(old))
+
+
+@VISIBILITY_PROMISES.add()
+async def an_extension_returns_what_another_consumer_holds(bench: SourceBench) -> None:
+    """An extension returns the deliveries whose messages another consumer holds or has acked, and no others."""
+    if not bench.reports_refusals:
+        raise UncheckedError("the service does not say that it refused an extension")
+    old, new = await bench.come_back(b"one", b"two")
+    await bench.another.ack(new[:1])
+    mine = await bench.handed_over(b"three")
+    refused = await bench.source.extend([*old, *mine], bench.visibility_s)
+    same("the messages of the refused deliveries", ids(refused), ids(old))
+    same("the receipts of the refused deliveries", {one.receipt for one in refused}, {one.receipt for one in old})
 
 
 @VISIBILITY_PROMISES.add()
