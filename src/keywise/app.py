@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar, Unpack, cast
 from keywise import adapters
 from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink, signature_of
 from keywise.core import events
+from keywise.core.admin import ControlStore
 from keywise.core.backoff import backoff_s
 from keywise.core.bodies import decoder, encoded
 from keywise.core.clock import boot_time
@@ -480,34 +481,8 @@ class App:
             definition.connecting_to = redacted(definition._sink_url or self.ledger_url)
             await stack.enter_async_context(sink)
             loses = ledger if isinstance(ledger, LosesWrites) else None
-            objects: OpenObjects | None = None
-            if definition.objects is not None:
-                definition.connecting_to = redacted(definition.objects.store_url)
-                address = self._address(definition.objects.store_url, name)
-                store = await stack.enter_async_context(adapters.connect_store(address))
-                queue = self._record_queue(name) if definition.records is not None else None
-                objects = definition.objects.opened(store, definition._decode, queue, definition._dialects.values())
-            sources = []
-            for url in definition._lanes:
-                definition.connecting_to = redacted(url)
-                source = self._connect_source(url, name)
-                if isinstance(source, LeaseFollowingSource):
-                    source.follow_lease(definition.settings.lease_s, definition.settings.runtime_max_s)
-                ack_timeout_s = source.ack_timeout_s if isinstance(source, AckTimeoutSource) else None
-                if objects is not None:
-                    dialect, fix_scale = definition._dialects[url], ledger.control_store.fix_scale
-                    source = AnnouncementSource(source, dialect, objects.selection, fix_scale)
-                try:
-                    await stack.enter_async_context(source)
-                except (UnavailableError, DatabaseError) as error:
-                    if unreached is None:
-                        raise
-                    unreached[redacted(url)] = str(error)
-                    continue
-                definition.settings.check_visibility(source.visibility_s, redacted(url))
-                if ack_timeout_s is not None:
-                    definition.settings.check_ack_timeout(ack_timeout_s, redacted(url))
-                sources.append((redacted(url), source))
+            objects = await self._open_objects(definition, stack)
+            sources = await self._open_sources(definition, ledger.control_store, objects, stack, unreached)
             yield OpenPipeline(
                 name=name,
                 sources=sources,
@@ -530,6 +505,48 @@ class App:
                 debounce=definition.debounce,
                 rate=definition.rate,
             )
+
+    async def _open_objects(self, definition: PipelineDefinition, stack: AsyncExitStack) -> OpenObjects | None:
+        """Open the store of an object pipeline."""
+        if definition.objects is None:
+            return None
+        url = definition.objects.store_url
+        definition.connecting_to = redacted(url)
+        store = await stack.enter_async_context(adapters.connect_store(self._address(url, definition.name)))
+        queue = self._record_queue(definition.name) if definition.records is not None else None
+        return definition.objects.opened(store, definition._decode, queue, definition._dialects.values())
+
+    async def _open_sources(
+        self,
+        definition: PipelineDefinition,
+        control_store: ControlStore,
+        objects: OpenObjects | None,
+        stack: AsyncExitStack,
+        unreached: dict[str, str] | None,
+    ) -> list[tuple[str, Source]]:
+        """Open the sources of a pipeline, each with its display name."""
+        settings, sources = definition.settings, list[tuple[str, Source]]()
+        for url in definition._lanes:
+            definition.connecting_to = name = redacted(url)
+            queue = self._connect_source(url, definition.name)
+            if isinstance(queue, LeaseFollowingSource):
+                queue.follow_lease(settings.lease_s, settings.runtime_max_s)
+            source = queue
+            if objects is not None:
+                dialect, fix_scale = definition._dialects[url], control_store.fix_scale
+                source = AnnouncementSource(queue, dialect, objects.selection, fix_scale)
+            try:
+                await stack.enter_async_context(source)
+            except (UnavailableError, DatabaseError) as error:
+                if unreached is None:
+                    raise
+                unreached[name] = str(error)
+                continue
+            settings.check_visibility(source.visibility_s, name)
+            if isinstance(queue, AckTimeoutSource):
+                settings.check_ack_timeout(queue.ack_timeout_s, name)
+            sources.append((name, source))
+        return sources
 
     def strategies(self, pipeline: OpenPipeline) -> list[tuple[str, CommitStrategy]]:
         """Return the commit strategy of each source."""

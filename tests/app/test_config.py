@@ -284,7 +284,7 @@ def test_apps_that_differ_are_told_apart(folder: Folder, text: str):
 @pytest.mark.parametrize("text", OTHER_OBJECTS)
 def test_objects_that_differ_are_told_apart(folder: Folder, text: str):
     base = {"format": "format = 'ndjson'", "store": "store = 's3://logs'", "sources": "sources = []"}
-    changed = base | {text.split(" ")[0]: text}
+    changed = base | {text.partition(" ")[0]: text}
     before, after = ("\n".join(("ledger = 'memory://'", "[objects.logs]", *one.values())) for one in (base, changed))
     assert all_told(folder.load(before)) != all_told(folder.load(after))
 

@@ -60,7 +60,7 @@ async def test_records_of_an_object_that_is_gone_are_deleted(uploads: Uploads):
     assert counts(await filled(uploads, missing=False)) == (1, 1, 0, 0)
     assert counts(await filled(uploads)) == (1, 1, 0, 2)
     await uploads.work(2)
-    assert [value for value in uploads.written.values()] == [1]
+    assert list(uploads.written.values()) == [1]
     assert counts(await filled(uploads)) == (1, 1, 0, 0), "tombstones are not missing"
 
 

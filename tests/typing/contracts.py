@@ -21,12 +21,14 @@ from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
 from keywise.adapters.postgres.ledger.working_set import PostgresWorkingSet
+from keywise.adapters.postgres.record_table import PostgresRecordTable
 from keywise.adapters.postgres.serial.admin import PostgresTurnsOperator
 from keywise.adapters.postgres.serial.lock_backend import PostgresLockTurns
 from keywise.adapters.postgres.serial.queue_backend import PostgresQueueTurns
 from keywise.adapters.postgres.serial.transaction import PostgresTurnsTransaction
 from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import PostgresSource, PostgresTransactionalQueue
+from keywise.adapters.pubsub.source import PubSubSource
 from keywise.adapters.rabbitmq.source import RabbitSource
 from keywise.adapters.redis.ledger.dump import RedisLedgerTransfer
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
@@ -39,6 +41,7 @@ from keywise.adapters.sqlite.ledger.dump import SqliteLedgerTransfer
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
 from keywise.adapters.sqlite.ledger.working_set import SqliteWorkingSet
+from keywise.adapters.sqlite.record_table import SqliteRecordTable
 from keywise.adapters.sqlite.serial.backend import SqliteTurns
 from keywise.adapters.sqlite.serial.book import SqliteTurnBook
 from keywise.adapters.sqlite.sink import SqliteSink
@@ -50,6 +53,7 @@ from keywise.core.history import HistoryStore
 from keywise.core.ledger import Ledger, LosesWrites, MarkingLedger, PluggedLedger, TransferableLedger
 from keywise.core.ledger_steps import WorkingSet
 from keywise.core.object_store import ObjectStore
+from keywise.core.record import RecordTable
 from keywise.core.serial.contract import CountsLostSessions, TransactedTurns, Turns, TurnsOperator, TurnsTransaction
 from keywise.core.serial.steps import TurnBook
 from keywise.core.sink import AtomicSink, ReadableSink, Sink
@@ -60,6 +64,7 @@ from keywise.core.source import (
     LeaseFollowingSource,
     OutboxSource,
     ParkingSource,
+    RedrivingSource,
     Source,
     TransactionalQueue,
     TransactionalSource,
@@ -68,7 +73,14 @@ from keywise.core.transaction import MarkingTransaction, Transaction
 from keywise.core.transfer import LedgerTransfer
 
 # Sources.
-SOURCE: tuple[type[Source], ...] = (MemorySource, SqliteSource, PostgresSource, RabbitSource, SqsSource)
+SOURCE: tuple[type[Source], ...] = (
+    MemorySource,
+    SqliteSource,
+    PostgresSource,
+    RabbitSource,
+    SqsSource,
+    PubSubSource,
+)
 TRANSACTIONAL_SOURCE: tuple[type[TransactionalSource], ...] = (MemorySource, SqliteSource, PostgresSource)
 TRANSACTIONAL_QUEUE: tuple[type[TransactionalQueue], ...] = (
     MemoryTransactionalQueue,
@@ -84,15 +96,17 @@ PARKING_SOURCE: tuple[type[ParkingSource], ...] = (
     PostgresTransactionalQueue,
 )
 OUTBOX_SOURCE: tuple[type[OutboxSource], ...] = (PostgresSource,)
-HEADER_SOURCE: tuple[type[HeaderSource], ...] = (RabbitSource, SqsSource)
+HEADER_SOURCE: tuple[type[HeaderSource], ...] = (RabbitSource, SqsSource, PubSubSource)
 ACK_TIMEOUT_SOURCE: tuple[type[AckTimeoutSource], ...] = (RabbitSource,)
-BACKLOG_SOURCE: tuple[type[BacklogSource], ...] = (RabbitSource, SqsSource)
+BACKLOG_SOURCE: tuple[type[BacklogSource], ...] = (RabbitSource, SqsSource, PubSubSource)
+REDRIVING_SOURCE: tuple[type[RedrivingSource], ...] = (PubSubSource,)
 LEASE_FOLLOWING_SOURCE: tuple[type[LeaseFollowingSource], ...] = (
     MemorySource,
     SqliteSource,
     PostgresSource,
     RabbitSource,
     SqsSource,
+    PubSubSource,
 )
 
 # Ledgers.
@@ -137,7 +151,15 @@ MARKING_TRANSACTION: tuple[type[MarkingTransaction], ...] = (PostgresTransaction
 
 # Sinks.
 SINK: tuple[type[Sink], ...] = (MemorySink, HttpSink, OpenSearchSink, FunctionSink)
-ATOMIC_SINK: tuple[type[AtomicSink], ...] = (MemoryTable, SqliteSink, PostgresSink, TransactedFunctionSink)
+ATOMIC_SINK: tuple[type[AtomicSink], ...] = (
+    MemoryTable,
+    SqliteSink,
+    SqliteRecordTable,
+    PostgresSink,
+    PostgresRecordTable,
+    TransactedFunctionSink,
+)
+RECORD_TABLE: tuple[type[RecordTable], ...] = (SqliteRecordTable, PostgresRecordTable)
 READABLE_SINK: tuple[type[ReadableSink], ...] = (MemorySink, MemoryTable, SqliteSink, PostgresSink, OpenSearchSink)
 
 # Object stores.

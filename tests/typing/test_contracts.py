@@ -115,6 +115,7 @@ ROLES = {
     "sources": {"Source"},
     "ledgers": {"PluggedLedger"},
     "sinks": {"Sink", "AtomicSink"},
+    "record_sinks": {"Sink", "AtomicSink"},
     "turns": {"Turns"},
     "stores": {"ObjectStore"},
 }

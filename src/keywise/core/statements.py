@@ -54,7 +54,7 @@ class UserTable(msgspec.Struct, frozen=True):
     @classmethod
     def of_options(cls, options: dict[str, str], pipeline: str) -> "UserTable":
         """The table that a URL names, by default after the pipeline."""
-        columns = [name.strip() for name in options.pop("columns", "").split(",") if name.strip()]
+        columns = _listed(options.pop("columns", ""))
         return cls(options.pop("table", pipeline), columns=columns, **options)
 
     @property
@@ -71,6 +71,46 @@ class UserTable(msgspec.Struct, frozen=True):
             f"table {self.name} does not fit: {why}; it needs a unique key column, a version column and "
             "a body column, or name others with ?key=, ?version=, ?body= or ?columns="
         )
+
+
+class UserRecordTable(msgspec.Struct, frozen=True):
+    """A table of the user's for records: an object, an ordinal and a version column, and the body as in `UserTable`."""
+
+    name: str
+    object: str = "object"
+    ordinal: str = "ordinal"
+    version: str = "version"
+    body: str = "body"
+    columns: Sequence[str] = ()
+
+    @classmethod
+    def of_options(cls, options: dict[str, str], pipeline: str) -> "UserRecordTable":
+        """The table that a URL names, by default after the pipeline."""
+        columns = _listed(options.pop("columns", ""))
+        return cls(options.pop("table", pipeline), columns=columns, **options)
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        return (self.object, self.ordinal, self.version, *(self.columns or (self.body,)))
+
+    def check(self, parts: Sequence[str], reserved: str) -> None:
+        """Refuse names that a user must not choose; `parts` are those of the table's name."""
+        for name in (*parts, *self.stored, self.body):
+            check_name(name, reserved)
+        for name in self.stored:
+            if self.stored.count(name) > 1:
+                raise self.misfit(f"its column {name} would hold two things")
+
+    def misfit(self, why: str) -> SettingsError:
+        return SettingsError(
+            f"table {self.name} does not fit: {why}; it needs a text column object and a bigint column ordinal that "
+            "are its primary key together, a version column and a body column, or name others with ?object=, "
+            "?ordinal=, ?version=, ?body= or ?columns="
+        )
+
+
+def _listed(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def check_name(name: str, reserved: str) -> None:

@@ -1,7 +1,7 @@
 """An announced object: what one part of a notification asks of the pipeline, in the words of keywise itself.
 
-The flow sees nothing but these: whichever dialect a message was in, its body is replaced by this text, which a dead
-letter keeps and a replay sends again.
+The flow sees nothing but these: the body of a message, in any dialect, is replaced by this text, which a dead letter
+keeps and a replay sends again.
 """
 
 from typing import Any

@@ -1,9 +1,12 @@
 """Factories for the plugs on Postgres: benches on a real server, under names that nobody else uses."""
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
+import asyncpg
 import msgspec
 
 from adapters.benches import BAD, VISIBILITY_S
@@ -29,6 +32,21 @@ async def two_openings() -> AsyncIterator[tuple[PostgresBenchDatabase, PostgresB
     url = shared.postgres().url
     async with PostgresBenchDatabase(url) as one, PostgresBenchDatabase(url) as other:
         yield one, other
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(shared.postgres().url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def until_waiting(connection: Any, table: str) -> None:
+    """Wait until a statement on this table waits for a lock."""
+    while not await connection.fetchval(_WAITERS, table):
+        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.01)
 
 
 def advance_all(*databases: PostgresBenchDatabase):
@@ -92,6 +110,8 @@ def _compact(text: str) -> bytes:
     """As the bench writes JSON, whatever spaces the server puts into it."""
     return msgspec.json.encode(msgspec.json.decode(text))
 
+
+_WAITERS = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%' || $1 || '%'"
 
 SOURCES = {"postgres.source": {"postgres": postgres_source}}
 LEDGERS = {"postgres.ledger.ledger": {"postgres": postgres_ledger}}

@@ -5,10 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import asyncpg
 import pytest
 
-from adapters.postgres.benches import fresh
+from adapters.postgres.benches import connected, fresh, until_waiting
 from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.core.change import ChangeHeader, order_of
@@ -21,7 +20,6 @@ pytestmark = pytest.mark.server("postgres")
 
 TERMS = LeaseTerms("w1", 30.0)
 PAUSED = Controls(pauses=(Pause("*", is_pattern=True),))
-WAITERS = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%' || $1 || '%'"
 
 
 @asynccontextmanager
@@ -29,21 +27,6 @@ async def opened(policy: LedgerPolicy | None = None) -> AsyncIterator[PostgresLe
     database = PostgresDatabase(shared.postgres().url)
     async with database, PostgresLedger(database, fresh("scope"), policy or LedgerPolicy()) as ledger:
         yield ledger
-
-
-@asynccontextmanager
-async def connected() -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(shared.postgres().url)
-    try:
-        yield connection
-    finally:
-        await connection.close()
-
-
-async def until_waiting(connection: Any, table: str) -> None:
-    """Wait until a statement on this table waits for a lock."""
-    while not await connection.fetchval(WAITERS, table):
-        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.01)
 
 
 async def claim(ledger: PostgresLedger, version: int, **given: Any) -> Claim:

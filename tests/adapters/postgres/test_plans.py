@@ -8,17 +8,21 @@ import msgspec
 import pytest
 
 from adapters.postgres.benches import fresh
+from adapters.record_tables import gone as gone_record
+from adapters.record_tables import record
 from keywise.adapters.postgres import database as postgres
 from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.ledger import dump as archive_statements
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
+from keywise.adapters.postgres.record_table import PostgresRecordTable
 from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import PostgresSource
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, Commit, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.ledger import Failure
-from keywise.core.statements import UserTable
+from keywise.core.statements import UserRecordTable, UserTable
+from keywise.core.transaction import Transaction
 from keywise.core.transfer import TransferPage
 from keywise.testing.conformance.sinks import gone, put
 from running import run
@@ -28,7 +32,7 @@ pytestmark = pytest.mark.server("postgres")
 
 BATCHES = (1, 100, 500, 1000, 2000)
 CROWD = 100_000
-SCAN = re.compile(r"Seq Scan on (keywise_\w+|stock_\w+)")
+SCAN = re.compile(r"Seq Scan on (keywise_\w+|stock_\w+|logs_\w+)")
 FILTERED = re.compile(r"Rows Removed by (?:Filter|Index Recheck): (\d+)")
 FILLED = [f"keywise_{table}" for table in ("marks", "active", "held", "ready", "letters")]
 SMALL = {"keywise_scopes", "keywise_queues"}
@@ -38,10 +42,10 @@ EXPLAINED = {"session_preload_libraries": "auto_explain", "auto_explain.log_min_
 
 
 class Parts:
-    """A queue, a ledger and a table in one database, and what a consumer does with them."""
+    """A queue, a ledger, a table and a record table in one database, and what a consumer does with them."""
 
-    def __init__(self, database: PostgresDatabase, source, ledger, sink) -> None:
-        self.database, self.source, self.ledger, self.sink = database, source, ledger, sink
+    def __init__(self, database: PostgresDatabase, source, ledger, sink, records) -> None:
+        self.database, self.source, self.ledger, self.sink, self.records = database, source, ledger, sink, records
 
     async def one_transaction(self, batch: int, version: int) -> None:
         """Receive, decide, write, mark, fail, dead-letter, release and ack in one transaction; then after a peek."""
@@ -52,6 +56,7 @@ class Parts:
             await transaction.decide(changes)
             async with transaction.savepoint():
                 await self.sink.write(transaction, [*changes, gone("gone", version)])
+                await self.write_records(transaction, batch, version)
             await transaction.mark(changes)
             await transaction.fail([ChangeHeader("failed", order_of(version))])
             await transaction.dead_letter([(ChangeHeader("failed", order_of(version)), DeadLetter("cause", b""))])
@@ -67,6 +72,14 @@ class Parts:
             queue = self.source.queue_in(transaction.connection)
             await queue.ack(await queue.receive(batch, peeked))
             await transaction.decide_and_mark([put(f"k{number}", version + 1) for number in range(batch)])
+
+    async def write_records(self, transaction: Transaction, batch: int, version: int) -> None:
+        """Write a new object and a shorter version of a known one, and delete the tail of that."""
+        for uri, first in ((f"new {version}", 0), ("known", 500)):
+            await self.records.write(transaction, [record(first + n, uri=uri, version=version) for n in range(batch)])
+        await self.records.write(transaction, [gone_record(first, uri="known") for first in range(min(batch, 100))])
+        await self.records.delete_tails(transaction, [("known", 500 + batch)], 100)
+        await self.records.delete_tails(transaction, [(f"unknown-{n}", 0) for n in range(batch)], 100)
 
     async def leased(self, batch: int, version: int) -> None:
         """Receive, claim, renew, commit, fail, release, dead-letter, extend, release and ack, each on its own."""
@@ -98,7 +111,8 @@ async def opened(url: str):
         source = await stack.enter_async_context(PostgresSource(database, fresh("queue")))
         ledger = await stack.enter_async_context(PostgresLedger(database, fresh("scope"), LedgerPolicy(intents=True)))
         sink = await stack.enter_async_context(PostgresSink(database, UserTable(fresh("stock"))))
-        yield Parts(database, source, ledger, sink)
+        records = await stack.enter_async_context(PostgresRecordTable(database, UserRecordTable(fresh("logs"))))
+        yield Parts(database, source, ledger, sink, records)
 
 
 async def crowd(parts: Parts, *, is_analyzed: bool = True) -> None:
@@ -114,18 +128,20 @@ async def crowd(parts: Parts, *, is_analyzed: bool = True) -> None:
         f"insert into keywise_held (id, queue, visible_at, receipt, count, sent_at, body) "
         f"select nextval('keywise_messages'), {queue}, 1e12, 1, 1, 1, '' from generate_series(1, {CROWD})",
         f"insert into {parts.sink._table} select 'k' || n, 0, '' from generate_series(1, {CROWD}) n",
+        f"insert into {parts.records._table} select 'known', n, 0, '' from generate_series(1, {CROWD}) n",
+        f"insert into {parts.records._table} select 'x' || n, 0, 0, '' from generate_series(1, {CROWD}) n",
         f"insert into keywise_letters (scope, buried_at, key, cause, body, sent_at, source, traceback, routing_key) "
         f"select {scope}, n, '', '', '', 0, '', '', '' from generate_series(1, {CROWD}) n",
     ):
         await parts.database.write(f"{statement} on conflict do nothing")
     if is_analyzed:
-        for table in (*FILLED, parts.sink._table):
+        for table in (*FILLED, parts.sink._table, parts.records._table):
             await parts.database.write(f"analyze {table}")
 
 
 async def empty(parts: Parts) -> None:
     """Leave one row in many pages, and statistics that say so, as after the vacuum of a queue that was drained."""
-    for table in (*FILLED, parts.sink._table):
+    for table in (*FILLED, parts.sink._table, parts.records._table):
         last = f"select max(ctid) from {table}"
         await parts.database.write(f"delete from {table} where ctid <> ({last})")
         await parts.database.write(f"vacuum analyze {table}")
@@ -174,6 +190,8 @@ def test_no_plan_for_a_table_that_is_still_empty_scans_it():
         for number in range(10):
             await parts.source.send([b"{}"] * 4)
             await parts.leased(4, 1 + number)
+            async with parts.ledger.transaction() as transaction:
+                await parts.write_records(transaction, 4, 1 + number)
 
     assert scans(plans_of("early_plans", steps)) == set()
 

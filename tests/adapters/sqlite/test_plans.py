@@ -8,15 +8,18 @@ import msgspec
 import pytest
 
 from adapters.benches import two_databases
+from adapters.record_tables import gone as gone_record
+from adapters.record_tables import record
 from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
+from keywise.adapters.sqlite.record_table import SqliteRecordTable
 from keywise.adapters.sqlite.sink import SqliteSink
 from keywise.adapters.sqlite.source import SqliteSource
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, Commit, LeaseTerms, LedgerPolicy
 from keywise.core.ledger import Failure
-from keywise.core.statements import UserTable
+from keywise.core.statements import UserRecordTable, UserTable
 from keywise.testing.conformance.sinks import gone, put
 from running import run
 
@@ -25,10 +28,10 @@ BATCH = 50
 
 
 class Parts:
-    """A queue, a ledger and a table in one file, and what a consumer does with them."""
+    """A queue, a ledger, a table and a record table in one file, and what a consumer does with them."""
 
-    def __init__(self, database: SqliteDatabase, source: SqliteSource, ledger: SqliteLedger, sink: SqliteSink) -> None:
-        self.database, self.source, self.ledger, self.sink = database, source, ledger, sink
+    def __init__(self, database: SqliteDatabase, source, ledger, sink, records) -> None:
+        self.database, self.source, self.ledger, self.sink, self.records = database, source, ledger, sink, records
 
     async def send(self, count: int, *, delay_s: float = 0.0) -> None:
         await self.source.send([msgspec.json.encode({"key": f"k{n}"}) for n in range(count)], delay_s=delay_s)
@@ -42,6 +45,9 @@ class Parts:
             await transaction.decide(changes)
             async with transaction.savepoint():
                 await self.sink.write(transaction, [*changes, gone("gone", version)])
+                records = [record(number, uri="known", version=version) for number in range(BATCH)]
+                await self.records.write(transaction, [*records, gone_record(BATCH, uri="known")])
+                await self.records.delete_tails(transaction, [("known", BATCH)], 10)
             await transaction.mark(changes)
             await transaction.fail([ChangeHeader("failed", order_of(version))])
             await transaction.dead_letter([(ChangeHeader("failed", order_of(version)), DeadLetter("cause", b""))])
@@ -86,7 +92,8 @@ async def opened():
         source = await stack.enter_async_context(SqliteSource(database, "queue"))
         ledger = await stack.enter_async_context(SqliteLedger(database, "scope", LedgerPolicy(intents=True)))
         sink = await stack.enter_async_context(SqliteSink(database, UserTable("stock")))
-        yield Parts(database, source, ledger, sink)
+        records = await stack.enter_async_context(SqliteRecordTable(database, UserRecordTable("logs")))
+        yield Parts(database, source, ledger, sink, records)
 
 
 async def statements_of(parts: Parts) -> dict[str, str]:
@@ -174,6 +181,9 @@ async def crowd(parts: Parts, count: int) -> None:
     )
     await parts.ledger.commit([Commit(claim) for claim in results.granted[count // 2 :]])
     await parts.ledger.dead_letter([DeadLetterRequest(DeadLetter("cause", b"body")) for _ in range(count)])
+    async with parts.ledger.transaction() as transaction:
+        for uri in ("known", "other"):
+            await parts.records.write(transaction, [record(number, uri=uri) for number in range(count)])
 
 
 @pytest.mark.parametrize("way", ["one_transaction", "leased"])

@@ -1,12 +1,13 @@
 """A table in the Postgres database that holds the ledger too: upsert and delete, in the ledger's own transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Self
 
 import asyncpg
 import msgspec
 
+from keywise.adapters.postgres.columns import Column, created_columns, refusals
 from keywise.adapters.postgres.database import (
     OPTIONS,
     SLOW_S,
@@ -16,9 +17,8 @@ from keywise.adapters.postgres.database import (
     numbers,
     postgres_errors,
 )
-from keywise.adapters.postgres.schema.install import LOCKS
 from keywise.core.change import Change
-from keywise.core.errors import PermanentError, UnavailableError
+from keywise.core.errors import PermanentError
 from keywise.core.resource import opening
 from keywise.core.sink import AtomicSink, Content, Grade
 from keywise.core.statements import UserTable, quoted
@@ -58,17 +58,12 @@ class PostgresSink:
         # In the order of keys, so that two pipelines on one table cannot wait for each other.
         kept = sorted((change for change in changes if not change.deleted), key=_key_of)
         gone = sorted(change.key for change in changes if change.deleted)
-        try:
-            with postgres_errors(self.database.name, of_handler=True):
-                await self._check_spelling(transaction.connection, changes)
-                if kept:
-                    await transaction.connection.execute(self._upsert, *self._arguments(kept), timeout=SLOW_S)
-                if gone:
-                    await transaction.connection.execute(self._delete, gone, timeout=SLOW_S)
-        except TimeoutError as error:
-            raise UnavailableError(f"{self.database.name}: no answer in time") from error
-        except _REFUSALS as error:
-            raise PermanentError(f"table {self._user_table.name} refuses it: {error}") from error
+        with refusals(self.database, self._user_table.name):
+            await self._check_spelling(transaction.connection, changes)
+            if kept:
+                await transaction.connection.execute(self._upsert, *self._arguments(kept), timeout=SLOW_S)
+            if gone:
+                await transaction.connection.execute(self._delete, gone, timeout=SLOW_S)
 
     async def _check_spelling(self, connection: Any, changes: Sequence[Change[Any]]) -> None:
         """Refuse keys that would share a row with another key: the older change of two could overwrite the newer."""
@@ -109,14 +104,7 @@ class PostgresSink:
         try:
             async with self.database.transaction() as connection:
                 with postgres_errors(self.database.name, of_handler=True):
-                    # Of two processes that begin at once, one makes it.
-                    await connection.execute(f"select pg_advisory_xact_lock({LOCKS}, 0)")
-                    if await connection.fetchval("select to_regclass($1) is null", self._table):
-                        await connection.execute(self._creation())
-                    columns = await connection.fetch(_COLUMNS, self._table)
-                    self._compose(
-                        {name: kind for name, kind, _ in columns}, {name for name, *_, folds in columns if folds}
-                    )
+                    self._compose(await created_columns(connection, self._table, self._creation()))
                     # With nothing to write they tell whether the table has these columns and this key.
                     await connection.execute(self._upsert, *self._arguments(()))
                     await connection.execute(self._delete, [])
@@ -131,15 +119,15 @@ class PostgresSink:
             f'create table if not exists {self._table} ({key} text collate "C" primary key, {version} bigint, {kept})'
         )
 
-    def _compose(self, types: dict[str, str], folding: set[str]) -> None:
-        """Compose the statements; `folding` are the columns in which texts that differ can be equal."""
-        missing = [name for name in self._stored if name not in types]
+    def _compose(self, columns: Mapping[str, Column]) -> None:
+        missing = [name for name in self._stored if name not in columns]
         if missing:
             raise self._user_table.misfit(f"it has no column {missing[0]}")
+        types = {name: columns[name].type for name in self._stored}
         key, kind = self._stored[0], types[self._stored[0]]
-        if key in folding:
+        if columns[key].folds:
             raise self._user_table.misfit(f"keys that differ can be equal in its column {key}")
-        if not kind.startswith(("text", "character varying")):
+        if not columns[key].is_text:
             texts = "unnest(string_to_array($1, $2)) as key"
             self._respelled = f"select key, key::{kind}::text from {texts} where key::{kind}::text <> key"  # noqa: S608
         self._is_binary = types[self._stored[2]] == "bytea" and not self._columns
@@ -172,17 +160,3 @@ def connect(address: Address) -> AtomicSink:
 _key_of = attrgetter("key")
 _VALUES = ("k", "v", "coalesce(b, '')")
 _DECODE = msgspec.json.Decoder(dict[str, Any]).decode
-_REFUSALS = (
-    asyncpg.PostgresError,
-    asyncpg.DataError,
-    UnicodeError,
-    msgspec.MsgspecError,
-    RecursionError,
-)
-"""Of a change that will never fit into the table; what may pass has been told apart before."""
-_COLUMNS = (
-    "select attname, format_type(atttypid, atttypmod), "
-    "not coalesce(collisdeterministic, true) or format_type(atttypid, null) like '%citext' "
-    "from pg_attribute left join pg_collation on pg_collation.oid = attcollation "
-    "where attrelid = to_regclass($1) and attnum > 0 and not attisdropped"
-)

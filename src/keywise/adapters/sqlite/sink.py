@@ -2,14 +2,13 @@
 
 import sqlite3
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Self
 
 import msgspec
 
-from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
+from keywise.adapters.sqlite.columns import create_if_missing, folds_texts, refusals, values_of
+from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.core.change import Change
-from keywise.core.errors import PermanentError
 from keywise.core.resource import opening
 from keywise.core.sink import AtomicSink, Content, Grade
 from keywise.core.statements import UserTable, quoted
@@ -44,8 +43,7 @@ class SqliteSink:
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
-            if not self.database.read(_FIND_TABLE, (self._table.name,)):
-                await self.database.execute(self._create)
+            await create_if_missing(self.database, self._table.name, self._create)
             self._check(self.database.reader)
         return self
 
@@ -54,14 +52,11 @@ class SqliteSink:
 
     async def write(self, transaction: Transaction, changes: Sequence[Change[Any]]) -> None:
         gone = [(change.key,) for change in changes if change.deleted]
-        try:
+        with refusals(self.database, self._table.name):
             rows = self._rows([change for change in changes if not change.deleted])
-            with sqlite_errors(self.database.path):
-                transaction.connection.executemany(self._upsert, rows)
-                if gone:
-                    transaction.connection.executemany(self._delete, gone)
-        except _REFUSALS as error:
-            raise PermanentError(f"table {self._table.name} refuses it: {error}") from error
+            transaction.connection.executemany(self._upsert, rows)
+            if gone:
+                transaction.connection.executemany(self._delete, gone)
 
     async def read(self, keys: Sequence[str]) -> dict[str, Content]:
         rows: Any = self.database.read(self._select, (msgspec.json.encode(keys).decode(),))
@@ -76,13 +71,12 @@ class SqliteSink:
     def _rows(self, changes: Sequence[Change[Any]]) -> list[tuple[object, ...]]:
         if not self._columns:
             return [(change.key, change.version, change.body.decode()) for change in changes]
-        return [(change.key, change.version, *self._values(_DECODE(change.body))) for change in changes]
-
-    def _values(self, fields: dict[str, Any]) -> list[object]:
-        return [_column(fields.get(name)) for name in self._columns]
+        return [(change.key, change.version, *values_of(change.body, self._columns)) for change in changes]
 
     def _check(self, connection: sqlite3.Connection) -> None:
-        self._check_key(connection)
+        # The older of two changes could overwrite the newer one, if their keys differ in the ledger only.
+        if folds_texts(connection, self._table.name, self._table.key):
+            raise self._table.misfit(f"keys that differ can be equal in its column {self._table.key}; make it text")
         try:
             # Compiling them tells whether a table that was there before has these columns and this key.
             connection.execute(f"explain {self._upsert}", (None,) * (2 + max(1, len(self._columns))))
@@ -90,46 +84,8 @@ class SqliteSink:
         except sqlite3.OperationalError as error:
             raise self._table.misfit(str(error)) from error
 
-    def _check_key(self, connection: sqlite3.Connection) -> None:
-        """Refuse a key column in which two keys can be equal: the older change could overwrite the newer one."""
-        key, name = quoted(self._table.key), quoted(self._table.name)
-        kinds = connection.execute(_KEY_TYPE, (self._table.name, self._table.key)).fetchall()
-        with suppress(sqlite3.OperationalError):  # A missing column is found by the caller.
-            sample = f"select {key} as k from {name} where false union all select 'a'"  # noqa: S608
-            [[folds]] = connection.execute(f"select k in ('A', 'a ') from ({sample})").fetchall()  # noqa: S608
-            if folds or not all(_keeps_text(kind) for (kind,) in kinds):
-                raise self._table.misfit(f"keys that differ can be equal in its column {self._table.key}; make it text")
-
 
 def connect(address: Address) -> AtomicSink:
     """`sqlite:///file.db?table=NAME`, and `key`, `version`, `body` or `columns=a,b` to name columns."""
     options = address.take("table", "key", "version", "body", "columns")
     return SqliteSink(address.shared(SqliteDatabase, address.file()), UserTable.of_options(options, address.name))
-
-
-_KEY_TYPE = "select type from pragma_table_info(?) where name = ? collate nocase"
-_FIND_TABLE = "select 1 from sqlite_master where name = ? collate nocase"
-_DECODE = msgspec.json.Decoder(dict[str, Any]).decode
-_REFUSALS = (
-    sqlite3.IntegrityError,
-    sqlite3.InterfaceError,
-    sqlite3.DataError,
-    OverflowError,
-    UnicodeError,
-    msgspec.MsgspecError,
-    RecursionError,
-)
-"""Of a change that will never fit into the table."""
-
-
-def _keeps_text(declared: str) -> bool:
-    """Whether a column of this type stores digits as the text that they are: `007` is not 7."""
-    kind = declared.upper()
-    return "INT" not in kind and (not kind or any(one in kind for one in ("CHAR", "CLOB", "TEXT", "BLOB")))
-
-
-def _column(value: object) -> object:
-    """Text and numbers as they are; lists and objects as JSON text."""
-    if value is None or isinstance(value, str | int | float):
-        return value
-    return msgspec.json.encode(value).decode()
