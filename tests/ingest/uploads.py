@@ -87,7 +87,7 @@ class Uploads:
 
     async def depth(self) -> int:
         async with self.app.open("logs", work=False) as pipeline:
-            return sum([await source.depth() for _, source in pipeline.sources])
+            return sum([await source.depth() or 0 for _, source in pipeline.sources])
 
     async def ask(self, act: Callable[[OpenPipeline], Any]) -> Any:
         """Run an action on the open pipeline."""
