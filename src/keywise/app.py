@@ -22,6 +22,7 @@ from keywise.core.errors import DatabaseError, SettingsError, UnavailableError
 from keywise.core.events import Observer
 from keywise.core.ledger import Ledger, LosesWrites, PluggedLedger
 from keywise.core.limits import Debounce, Rate
+from keywise.core.record import RECORDS
 from keywise.core.serial.contract import TurnPolicy, Turns
 from keywise.core.settings import Settings, seconds
 from keywise.core.sink import AtomicSink, Sink, is_atomic
@@ -56,8 +57,6 @@ from keywise.options import (
 from keywise.serial.function import SerialFunction, SerialWorker, Wiring, define
 
 LANES = ("live", "bulk")
-RECORDS = "records:"
-"""The source of a pipeline of records: the objects of the pipeline whose name follows."""
 START_RETRY_MAX_S = 5.0
 """How often at least a pipeline that waits for its start tries to reach its source, ledger and sink."""
 SILENT_START_S = 5.0
@@ -515,7 +514,7 @@ class App:
         definition.connecting_to = redacted(url)
         store = await stack.enter_async_context(adapters.connect_store(self._address(url, definition.name)))
         queue = self._record_queue(definition.name) if definition.records is not None else None
-        return definition.objects.opened(store, definition._decode, queue)
+        return definition.objects.opened(store, definition._decode, queue, definition._dialects.values())
 
     async def _open_sources(
         self,

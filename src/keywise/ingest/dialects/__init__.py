@@ -15,7 +15,16 @@ from keywise.ingest.dialects.s3 import read_s3
 from keywise.ingest.dialects.uri import read_uri
 from keywise.ingest.notification import Announcement, ObjectSelection
 
-__all__ = ["Dialect", "dialect_of", "function_dialect", "read_gcs", "read_notification", "read_s3", "read_uri"]
+__all__ = [
+    "Dialect",
+    "dialect_of",
+    "function_dialect",
+    "has_versions",
+    "read_gcs",
+    "read_notification",
+    "read_s3",
+    "read_uri",
+]
 
 Dialect: TypeAlias = Callable[[Delivery], list[Announcement]]
 """Reads one message, which may announce several objects. Raises `MalformedError` if the message as a whole is bad."""
@@ -34,6 +43,13 @@ def dialect_of(choice: str | Callable[..., Any]) -> Dialect:
     if not callable(choice):
         raise SettingsError(f"dialect={choice!r} is unknown; write one of {', '.join(_DIALECTS)}, or give a function")
     return function_dialect(choice)
+
+
+def has_versions(dialect: Dialect) -> bool | None:
+    """Whether the events of a dialect have versions; None if that is up to a user's function."""
+    if dialect is _DIALECTS["uri"]:
+        return False
+    return True if dialect in _DIALECTS.values() else None
 
 
 def read_notification(delivery: Delivery, dialect: Dialect, selection: ObjectSelection) -> list[Announcement]:
