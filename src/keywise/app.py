@@ -38,7 +38,7 @@ from keywise.flow.strategy import CommitStrategy, choose_strategy
 from keywise.ingest.announcement_reader import AnnouncementReader
 from keywise.ingest.announcement_source import AnnouncementSource
 from keywise.ingest.definition import ObjectsDefinition
-from keywise.ingest.dialects import Dialect, dialect_of
+from keywise.ingest.dialects import Dialect, check_store, dialect_of
 from keywise.ingest.envelope_writer import RecordHandover
 from keywise.ingest.open_objects import OpenObjects
 from keywise.ingest.record_queue import RecordQueue
@@ -116,7 +116,7 @@ class PipelineDefinition:
         if lane not in LANES:
             raise SettingsError(f"lane={lane!r} is not known; write one of {', '.join(LANES)}")
         if (dialect is not None) != (self.objects is not None):
-            what = "needs dialect=" if dialect is None else "has no dialect="
+            what = "needs dialect=" if dialect is None else "takes no dialect="
             raise SettingsError(
                 f"a source of pipeline {self.name!r} {what}: app.objects reads objects that messages announce, and "
                 "app.pipeline messages that carry their content"
@@ -124,8 +124,9 @@ class PipelineDefinition:
         self._app._address(url, self.name)
         if url in self._lanes:
             raise SettingsError(f"pipeline {self.name!r} has the source {redacted(url)} already; name it once")
-        if dialect is not None:
+        if dialect is not None and self.objects is not None:
             self._dialects[url] = dialect_of(dialect)
+            check_store(dialect, self.objects.selection.root)
         self._lanes[url] = lane
         return self
 

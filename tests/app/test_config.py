@@ -108,7 +108,7 @@ def enveloped(app: App, shop: ModuleType) -> None:
     logs = app.objects(
         "logs", store="file:///var/uploads", format="csv", kind="envelope", key="id", version="v", rate=Rate(2)
     )
-    logs.source("sqlite:///shop.db", dialect="gcs").apply(shop.index)
+    logs.source("sqlite:///shop.db", dialect="uri").apply(shop.index)
     logs.refetch(shop.refetch)
 
 
@@ -244,7 +244,7 @@ DEFINITIONS: dict[str, tuple[Callable[[App, ModuleType], None], str]] = {
         key = "id"
         version = "v"
         rate = { n = 2 }
-        sources = [{ url = "sqlite:///shop.db", dialect = "gcs" }]
+        sources = [{ url = "sqlite:///shop.db", dialect = "uri" }]
         apply = "toml_shop:index"
         refetch = "toml_shop:refetch"
         """,

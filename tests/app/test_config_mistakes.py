@@ -147,6 +147,10 @@ OBJECT_MISTAKES: dict[str, tuple[Callable[[App], object], str]] = {
         lambda app: app.objects("logs", **LOGS).source("memory://", dialect="azure"),
         f"{IN_LOGS}sources = [{{ url = 'memory://', dialect = 'azure' }}]",
     ),
+    "a dialect of another store": (
+        lambda app: app.objects("logs", **LOGS).source("memory://", dialect="gcs"),
+        f"{IN_LOGS}sources = [{{ url = 'memory://', dialect = 'gcs' }}]",
+    ),
     "a handler of single changes": (
         lambda app: app.objects("logs", **LOGS).apply(sys.modules["toml_shop"].index),
         f"{IN_LOGS}apply = 'toml_shop:index'",
