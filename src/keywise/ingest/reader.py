@@ -1,9 +1,10 @@
 """Reads one object in parts, and resumes behind any of them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -33,6 +34,12 @@ class ReadPlan:
         if compression not in COMPRESSIONS:
             raise SettingsError(f"compression={compression!r} is not known; write one of {', '.join(COMPRESSIONS)}")
         self.format = object_format
+        # Asking a protocol is slow, so it is done once, and not for each object.
+        self.cutter: Callable[[PartSettings, CutPlace], Cutter]
+        if isinstance(object_format, WholeFormat):
+            self.cutter = partial(WholeCutter, object_format)
+        else:
+            self.cutter = partial(RowCutter, object_format)
         self.settings = settings or PartSettings()
         self.compression = compression
 
@@ -63,6 +70,7 @@ class ObjectReader:
         self.etag, self.size = stream.etag, stream.size
         self._store, self._name, self._stream = store, name, stream
         self._format, self._compression = plan.format, plan.compression
+        self._make_cutter = plan.cutter
         settings = plan.settings
         if begun:
             # What was begun is cut by the settings that it was begun with, so that a repeated part is the same part.
@@ -157,9 +165,7 @@ class ObjectReader:
     def _cutter(self) -> Cutter:
         note = self._note
         start = CutPlace(self._place, note.offset, note.offset - note.block, note.bad, note.header)
-        if isinstance(self._format, WholeFormat):
-            return WholeCutter(self._format, self._settings, start)
-        return RowCutter(self._format, self._settings, start)
+        return self._make_cutter(self._settings, start)
 
     def _decompressor(self, begin: bytes) -> Decompressor:
         if self._compression == "auto":
