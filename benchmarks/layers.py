@@ -94,7 +94,7 @@ async def _drain_watched(job: Job, bodies: list[bytes], folder: Path, stopwatch:
     async with keywise_sqlite.app_in(folder, job.batch) as app:
         await app.send(keywise_sqlite.PIPELINE, *bodies)
         async with app.open(keywise_sqlite.PIPELINE) as pipeline:
-            route: Any = pipeline.reader._route
+            route: Any = vars(pipeline.reader)["_route"]
             watch(pipeline, stopwatch)
             consumer = Consumer(pipeline)
             profiles: list[Profile] = []
