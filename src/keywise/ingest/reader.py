@@ -106,6 +106,19 @@ class ObjectReader:
         except ObjectError as error:
             raise ObjectError(f"{self._name!r}: {error}") from error
 
+    async def only_part(self) -> Part | None:
+        """Return the part of an object that has one; None if it has more. All bytes of the object are in memory.
+
+        Small objects are most of the objects, and each generator of `parts` costs them as much as their records.
+        """
+        async with aclosing(self._chunks()) as chunks:
+            content = b"".join([chunk async for chunk in chunks])
+        try:
+            part = next(self._finish(self._decompressor(content), self._cutter(), content))
+        except ObjectError as error:
+            raise ObjectError(f"{self._name!r}: {error}") from error
+        return part if part.is_last else None
+
     async def _read(self) -> AsyncGenerator[Part, None]:
         cutter, decompressor, begin = self._cutter(), None, b""
         async with aclosing(self._chunks()) as chunks:
@@ -125,7 +138,7 @@ class ObjectReader:
             yield part
 
     def _finish(self, decompressor: Decompressor, cutter: Cutter, begin: bytes) -> Iterator[Part]:
-        """Yield the rest. `begin` is all that is left if that is shorter than the mark of a compression."""
+        """Yield the rest. `begin` is all that was not fed: a whole small object, or one of a few bytes."""
 
         def rest() -> Iterator[Cut]:
             for content in decompressor.feed(begin):
