@@ -1,7 +1,7 @@
 """One key of a ledger, driven by the pure rules: what tests of the rules act on."""
 
 from keywise.core import rules
-from keywise.core.change import ChangeHeader, order_of
+from keywise.core.change import ChangeHeader, Order, order_of
 from keywise.core.entry import (
     Advance,
     Certainty,
@@ -78,16 +78,34 @@ class OneKey:
             self.entry = entry
         return entry is not None
 
-    def advance(self, claim: Claim, place: int, note: bytes = b"", *, extent: int = 0, once: bool = False) -> bool:
+    def advance(
+        self,
+        claim: Claim,
+        place: int,
+        note: bytes = b"",
+        *,
+        extent: int = 0,
+        once: bool = False,
+        restart: Order | None = None,
+    ) -> bool:
         """Keep a position; with `once`, as in a transaction that holds the effect of the part."""
-        one = Advance(claim, Position(place, note), extent)
+        one = Advance(claim, Position(place, note), extent, restart)
         entry = rules.advance(self.entry, one, self.now, is_repeatable=not once)
         if entry is not None:
             self.entry = entry
         return entry is not None
 
-    def commit(self, claim: Claim, *, overdue: bool = False, extent: int | None = None) -> CommitResult:
-        self.entry, result = rules.commit(self.entry, Commit(claim, overdue, extent), self.now, self.policy)
+    def commit(
+        self,
+        claim: Claim,
+        *,
+        overdue: bool = False,
+        extent: int | None = None,
+        note: bytes = b"",
+        repairs: bool = False,
+    ) -> CommitResult:
+        commit = Commit(claim, overdue, extent, note, repairs)
+        self.entry, result = rules.commit(self.entry, commit, self.now, self.policy)
         return result
 
     def fail(

@@ -283,3 +283,105 @@ def test_a_position_has_limits():
         Position(2**63)
     with pytest.raises(PositionError, match="8193 bytes, the limit is 8192"):
         Position(0, b"x" * (NOTE_MAX_BYTES + 1))
+
+
+RESTARTED = (0, 5, 1)
+
+
+def restarted() -> tuple[OneKey, Claim]:
+    """A key whose holder has come to place 3, and has started again since."""
+    key, claim = advanced()
+    assert key.advance(claim, 0, restart=RESTARTED)
+    return key, replace(claim, order=RESTARTED, position=Position(0))
+
+
+def test_a_restart_sets_the_position_back_under_the_same_token():
+    key, claim = restarted()
+    assert (key.entry.position, key.entry.advanced, key.entry.token) == (Position(0), RESTARTED, claim.token)
+    assert (key.entry.tried, key.entry.intent) == (RESTARTED, RESTARTED)
+
+
+@pytest.mark.parametrize("place", [0, 3, 9])
+def test_a_call_from_before_a_restart_arrives_late(place: int):
+    key, claim = restarted()
+    before = key.entry
+    assert not key.advance(replace(claim, order=order_of(5)), place)
+    assert key.entry == before
+
+
+def test_a_restart_keeps_attempts_and_crashes_until_there_is_progress():
+    key = OneKey()
+    claim = key.take(5)
+    key.fail(claim, Certainty.CLEAN, retry_s=0.0)
+    again = key.take(5)
+    assert key.advance(again, 0, restart=RESTARTED)
+    assert key.entry.attempts == 1
+    assert key.advance(replace(again, order=RESTARTED), 1)
+    assert key.entry.attempts == 0
+
+
+@pytest.mark.parametrize("ending", ["release", "clean", "expire", "dead letter"])
+def test_the_message_of_a_restart_continues_at_its_order(ending: str):
+    key, claim = restarted()
+    assert key.advance(claim, 2, b"on")
+    match ending:
+        case "release":
+            key.release(claim)
+        case "clean":
+            key.fail(claim, Certainty.CLEAN, retry_s=0.0)
+        case "expire":
+            key.expire()
+        case "dead letter":
+            key.dead_letter(claim)
+    header = rules.current(ChangeHeader("a", order_of(5)), key.entry, NO_CONTROLS)
+    again = key.ask_for(header, "w2", level=Level.ALONE)
+    assert (again.order, again.position) == (RESTARTED, Position(2, b"on"))
+
+
+@pytest.mark.parametrize(
+    ("order", "wanted"),
+    [
+        ((0, 5, 0), RESTARTED),
+        (RESTARTED, RESTARTED),
+        ((0, 5, 2), (0, 5, 2)),
+        ((0, 4, 0), (0, 4, 0)),
+        ((0, 6, 0), (0, 6, 0)),
+        ((0, 0, -1), (0, 0, -1)),
+        (None, None),
+    ],
+)
+def test_only_the_version_of_a_restart_continues_it(order, wanted):
+    key, claim = restarted()
+    key.release(claim)
+    assert rules.current(ChangeHeader("a", order), key.entry, NO_CONTROLS).order == wanted
+
+
+def test_a_committed_restart_makes_its_message_stale():
+    key, claim = restarted()
+    assert key.commit(claim) is CommitResult.COMMITTED
+    assert key.entry.mark == RESTARTED
+    refusal = key.ask(5)
+    assert (refusal.reason, refusal.mark) == (RefusalReason.STALE, RESTARTED)
+
+
+def test_the_note_of_a_commit_stays_until_the_next_one():
+    key = OneKey()
+    assert key.commit(key.take(4), note=b"etag") is CommitResult.COMMITTED
+    claim = key.take(5)
+    assert key.advance(claim, 1)
+    key.fail(claim, Certainty.CLEAN, retry_s=0.0)
+    key.release(key.take(5))
+    assert key.entry.note == b"etag"
+    assert key.commit(key.take(5)) is CommitResult.COMMITTED
+    assert key.entry.note == b""
+
+
+@pytest.mark.parametrize(("repairs", "grows", "wanted"), [(True, False, 0), (True, True, 2), (False, False, 1)])
+def test_a_commit_that_repairs_ends_a_suspicion_that_has_not_grown(repairs: bool, grows: bool, wanted: int):
+    key = OneKey()
+    key.mark_suspect(3)
+    claim = key.take(5)
+    if grows:
+        key.commit(replace(claim, token=99), overdue=True)
+    assert key.commit(claim, repairs=repairs) is CommitResult.COMMITTED
+    assert key.entry.suspicions == wanted

@@ -149,8 +149,9 @@ class MemoryLedger:
             return raised.era
 
     async def fix_scale(self, scale: str) -> str:
-        self._set_controls(self.working_set.controls.with_scale(scale))
-        return self.working_set.controls.scale
+        async with self.database.exclusive():
+            self._set_controls(self.working_set.controls.with_scale(scale))
+            return self.working_set.controls.scale
 
     async def keys(self, after: str, limit: int) -> list[str]:
         return sorted(key for key, entry in self._entries().items() if key > after and rules.is_known(entry))[:limit]

@@ -163,6 +163,27 @@ async def versions_are_compared_within_an_era(bench: LedgerBench) -> None:
 
 
 @GOVERNED_TRANSACTION_PROMISES.add(SAFE)
+async def a_scale_is_fixed_beside_a_transaction(bench: LedgerBench) -> None:
+    """A transaction of another connection that rolls back does not take a fixed scale with it."""
+    fixing: asyncio.Task[str] | None = None
+    try:
+        async with bench.ledger.transaction() as transaction:
+            await transaction.mark([ChangeHeader("a", order_of(1))])
+            fixing = asyncio.create_task(bench.another.control_store.fix_scale("event-time"))
+            await asyncio.sleep(0)
+            raise _RolledBackBeside
+    except _RolledBackBeside:
+        pass
+    assert fixing is not None, "the transaction has begun"
+    same("the fixed scale", await fixing, "event-time")
+    same("the scale", (await bench.ledger.control_store.controls()).scale, "event-time")
+
+
+class _RolledBackBeside(Exception):
+    """Leaves a transaction on purpose."""
+
+
+@GOVERNED_TRANSACTION_PROMISES.add(SAFE)
 async def decisions_of_a_transaction_are_independent(bench: LedgerBench) -> None:
     """A decision in a transaction does not affect a later decision about another key."""
     for key in ("a", "b"):
@@ -204,6 +225,23 @@ async def the_era_of_all_keys_is_raised_while_no_claim_is_held(bench: LedgerBenc
     bench.expire()
     same("the era above that of the pipeline", await control_store.raise_era(), 5)
     same("the era of the pipeline", (await bench.ledger.control_store.controls()).era, 5)
+
+
+@CONTROL_STORE_PROMISES.add(SAFE)
+async def the_first_scale_of_versions_stays(bench: LedgerBench) -> None:
+    """The first scale that is fixed stays, on all connections, and changes nothing else that an operator has set."""
+    control_store, other = bench.ledger.control_store, bench.another.control_store
+    pause = Pause("b", at=1.0, by="ann")
+    await other.pause(pause)
+    found = await asyncio.gather(control_store.fix_scale("event-time"), other.fix_scale("s3-sequencer"))
+    same("whether both got the same scale", len(set(found)), 1)
+    for scale in ("gcs-generation", "event-time", "s3-sequencer"):
+        same("the scale", await other.fix_scale(scale), found[0])
+    same("the controls", await control_store.controls(), Controls(pauses=(pause,), scale=found[0]))
+    await control_store.resume("b", False)
+    same("the era", await control_store.raise_era(), 1)
+    same("the scale after all that", await other.fix_scale("event-time"), found[0])
+    same("the controls", await other.controls(), Controls(1, scale=found[0]))
 
 
 @CONTROL_STORE_PROMISES.add(LIMITED)

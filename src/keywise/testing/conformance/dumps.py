@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from keywise.core.change import ChangeHeader, order_of
+from keywise.core.change import ChangeHeader, above, order_of
 from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import NOTE_MAX_BYTES, Advance, Certainty, Commit, Entry, Level, Position, RefusalReason
@@ -98,7 +98,10 @@ async def filled(bench: LedgerBench) -> None:
     part = Advance(await bench.take(3, key="in parts"), Position(2**63 - 1, NOTE), 70)
     await ledger.advance([part])
     await ledger.release([part.claim])
-    await ledger.commit([Commit(await bench.take(3, key="with records"), extent=2**62)])
+    await ledger.commit([Commit(await bench.take(3, key="with records"), extent=2**62, note=NOTE)])
+    again = Advance(await bench.take(3, key="started again"), Position(0), restart=above(order_of(3)))
+    await ledger.advance([again])
+    await ledger.release([again.claim_after])
 
 
 @TRANSFER_PROMISES.add(PLAIN)
@@ -107,7 +110,7 @@ async def all_of_a_scope_can_be_carried_away_and_back(bench: LedgerBench) -> Non
     await filled(bench)
     before = joined(await pages_of(transfer_of(bench)))
     known = [*KEYS[: len(VERSIONS)], "once", "failed", "unknown", "abandoned by a worker", "taken over"]
-    known += ["in parts", "with records"]
+    known += ["in parts", "with records", "started again"]
     same("the keys", sorted(key for key, _ in before.entries), sorted(known))
     for key, entry in before.entries:
         same(f"the entry of {key!r}", entry, rounded(await bench.entry(key)))
@@ -198,14 +201,15 @@ async def many_keys_are_listed_each_once(bench: LedgerBench) -> None:
 
 @TRANSFER_PROMISES.add(SAFE)
 async def the_controls_are_replaced_as_a_whole(bench: LedgerBench) -> None:
-    """Copied pauses and a copied era apply at once, on all connections."""
+    """Copied pauses, a copied era and a copied scale of versions apply at once, on all connections."""
     await bench.ledger.control_store.pause(Pause("b"))
-    controls = Controls(3, (Pause(EVERYTHING, True, 1.5, "ann", "moving"), Pause("a", at=2.0)))
+    controls = Controls(3, (Pause(EVERYTHING, True, 1.5, "ann", "moving"), Pause("a", at=2.0)), scale="s3-sequencer")
     await transfer_of(bench).set_controls(controls)
     same("the controls", await bench.another.control_store.controls(), controls)
     refused(await bench.ask(1, "w2", key="c"), RefusalReason.PAUSED)
     await transfer_of(bench).clear()
     same("the controls of a cleared scope", await bench.another.control_store.controls(), controls)
+    same("the scale", await bench.another.control_store.fix_scale("event-time"), "s3-sequencer")
     claim = granted(await asked_despite_pause(bench, ChangeHeader("c", order_of(1))))
     same("the order in the era", claim.order, (3, 1, 0))
     await transfer_of(bench, another=True).set_controls(Controls())

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from keywise.core.change import VERSION_MAX, ChangeHeader, order_of
+from keywise.core.change import VERSION_MAX, ChangeHeader, above, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import (
     NOTE_MAX_BYTES,
@@ -34,6 +34,8 @@ POSITION_PROMISES: Promises[LedgerBench] = Promises()
 POSITION_TRANSACTION_PROMISES: Promises[LedgerBench] = Promises()
 
 AT_3 = Position(3, b'\x00\xff "etag"')
+RESTARTED = above(order_of(5))
+"""The order of version 5 after one restart."""
 NOTES = [b"", b"\x00", bytes(range(256)), b"\xff" * NOTE_MAX_BYTES]
 LETTER = DeadLetter("it is bad", b"", "a", 5)
 
@@ -41,6 +43,13 @@ LETTER = DeadLetter("it is bad", b"", "a", 5)
 async def advanced(bench: LedgerBench, version: int = 5, position: Position = AT_3, *, key: str = "a") -> Claim:
     """Take a claim and come to a position with it; return the claim as its holder goes on with it."""
     one = Advance(await bench.take(version, key=key, level=Level.ALONE), position)
+    same("refused advances", await bench.ledger.advance([one]), [])
+    return one.claim_after
+
+
+async def restarted(bench: LedgerBench, *, key: str = "a", extent: int = 0) -> Claim:
+    """Take a claim of version 5, come to a position, and start again; return the claim as its holder goes on."""
+    one = Advance(await advanced(bench, key=key), Position(0, b"again"), extent, above(order_of(5)))
     same("refused advances", await bench.ledger.advance([one]), [])
     return one.claim_after
 
@@ -297,6 +306,155 @@ async def a_lost_commit_leaves_the_extent(bench: LedgerBench) -> None:
     same("the holder", (await bench.entry()).token, last.token)
 
 
+@POSITION_PROMISES.add(PLAIN)
+async def a_restart_begins_again_at_a_higher_order(bench: LedgerBench) -> None:
+    """A restart sets the position back under the same token, and everything goes on at the order that it names."""
+    claim = await restarted(bench)
+    entry = await bench.entry()
+    same("position and order", (entry.position, entry.advanced), (Position(0, b"again"), RESTARTED))
+    same("what is tried and intended", (entry.tried, entry.intent), (RESTARTED, RESTARTED))
+    same("token and order of the claim", (entry.token, claim.order), (claim.token, RESTARTED))
+    same("whether it advances", await advances(bench, claim, 1), True)
+    same("refused commits", await bench.ledger.commit([Commit(claim)]), [])
+    same("the mark", (await bench.entry()).mark, RESTARTED)
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def a_restart_can_be_repeated(bench: LedgerBench) -> None:
+    """A restart that is repeated after a lost answer changes nothing, and does not undo the places after it."""
+    one = Advance(await advanced(bench), Position(0), restart=RESTARTED)
+    for _ in range(3):
+        same("refused advances", await bench.ledger.advance([one]), [])
+    same("the position", (await bench.entry()).position, Position(0))
+    same("whether it advances", await advances(bench, one.claim_after, 2), True)
+    same("the refused restarts", await bench.another.advance([one]), [one.claim])
+    same("the position", (await bench.entry()).position, Position(2))
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def a_late_advance_from_before_a_restart_is_refused(bench: LedgerBench) -> None:
+    """An advance at the old order arrives late: it is refused, at any place, and so is one by an old token."""
+    before = await advanced(bench)
+    same("refused restarts", await bench.ledger.advance([Advance(before, Position(0), restart=RESTARTED)]), [])
+    for place in (0, 3, 9):
+        same(f"whether {place} is accepted", await advances(bench, before, place, another=True), False)
+    bench.expire()
+    holder = await bench.take(5, "w2", level=Level.ALONE)
+    late = Advance(before, Position(0), restart=above(RESTARTED))
+    same("the refused restarts of an old token", await bench.ledger.advance([late]), [before])
+    entry = await bench.entry()
+    same(
+        "order, place and token", (entry.advanced, entry.position, entry.token), (RESTARTED, Position(0), holder.token)
+    )
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def a_restart_forgives_nothing(bench: LedgerBench) -> None:
+    """A change that is started again keeps its failed attempts and crashes, until it comes to a place above zero."""
+    await bench.ledger.fail([Failure(await bench.take(5), Certainty.CLEAN, 0.001)])
+    bench.advance(1.0)
+    claim = await bench.take(5)
+    one = Advance(claim, Position(0), restart=RESTARTED)
+    same("refused advances", await bench.ledger.advance([one]), [])
+    same("attempts", ((await bench.entry()).attempts, one.claim_after.attempts), (1, 1))
+    await bench.ledger.release([one.claim_after])
+    again = await bench.take(5, "w2")
+    same("the attempts of the next claim", (again.order, again.attempts), (RESTARTED, 1))
+    same("whether it advances", await advances(bench, again, 1, another=True), True)
+    same("attempts", (await bench.entry()).attempts, 0)
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def the_same_version_continues_a_restart(bench: LedgerBench) -> None:
+    """The message brings the old order: its claim continues at that of the restart, however the last claim ended."""
+    for key in ("released", "failed", "expired", "dead"):
+        claim = await restarted(bench, key=key)
+        one = Advance(claim, Position(7, b"on"))
+        same("refused advances", await bench.ledger.advance([one]), [])
+        if key == "released":
+            await bench.ledger.release([claim])
+        elif key == "failed":
+            await bench.ledger.fail([Failure(claim, Certainty.ENDED, 0.0)])
+        elif key == "expired":
+            bench.expire()
+        else:
+            await bench.ledger.dead_letter([DeadLetterRequest(replace(LETTER, key=key), claim)])
+        again = await bench.take(5, "w2", key=key, level=Level.ALONE)
+        same(f"order and position of the {key} one", (again.order, again.position), (RESTARTED, Position(7, b"on")))
+        same("refused commits", await bench.another.commit([Commit(again)]), [])
+
+
+@POSITION_PROMISES.add(SAFE)
+async def a_committed_restart_makes_its_message_stale(bench: LedgerBench) -> None:
+    """After the commit at the higher order, the old order of the same version is stale, and a newer one is not."""
+    same("refused commits", await bench.ledger.commit([Commit(await restarted(bench), extent=4)]), [])
+    refused(await bench.ask(5, "w2"), RefusalReason.STALE, mark=RESTARTED)
+    newer = await bench.take(6, "w2")
+    same(
+        "order, position and extent of a newer version",
+        (newer.order, newer.position, newer.extent),
+        (order_of(6), None, 4),
+    )
+
+
+@POSITION_PROMISES.add(SAFE)
+async def a_newer_version_does_not_continue_a_restart(bench: LedgerBench) -> None:
+    """A newer version starts at the beginning, and the old one does not continue the restart behind it."""
+    await bench.ledger.release([await restarted(bench, extent=9)])
+    newer = await bench.take(6, "w2")
+    same("order, position and extent", (newer.order, newer.position, newer.extent), (order_of(6), None, 9))
+    await bench.another.dead_letter([DeadLetterRequest(replace(LETTER, version=6), newer)])
+    old = await bench.take(5)
+    same("order and position of the old version", (old.order, old.position), (order_of(5), None))
+
+
+@POSITION_PROMISES.add(SAFE)
+async def the_note_of_a_commit_lasts_until_the_next_one(bench: LedgerBench) -> None:
+    """Claims, positions, failures, releases and dead letters keep the note of a commit; the next commit replaces it."""
+    for number, note in enumerate(NOTES):
+        key = f"k{number}"
+        same("refused commits", await bench.ledger.commit([Commit(await bench.take(4, key=key), note=note)]), [])
+        same("the note", (await bench.another.inspect(key)).note, note)
+        await bench.ledger.release([await advanced(bench, key=key)])
+        await bench.ledger.fail([Failure(await bench.take(5, key=key), Certainty.CLEAN)])
+        letter = DeadLetterRequest(replace(LETTER, key=key), await bench.take(5, "w2", key=key))
+        await bench.another.dead_letter([letter])
+        same("the note after all that", (await bench.entry(key)).note, note)
+        same("refused commits", await bench.ledger.commit([Commit(await bench.take(5, key=key), note=b"next")]), [])
+        same("the next note", (await bench.entry(key)).note, b"next")
+        await bench.committed(6, key=key)
+        same("the entry without a note", replace(await bench.entry(key), updated_at=0.0), Entry(order_of(6)))
+
+
+@POSITION_PROMISES.add(SAFE)
+async def a_commit_that_is_refused_leaves_the_note(bench: LedgerBench) -> None:
+    """Neither an old token nor a repeated commit replaces a note."""
+    first = await bench.take(4)
+    same("refused commits", await bench.ledger.commit([Commit(first, note=b"first")]), [])
+    same("refused commits", await bench.ledger.commit([Commit(first, note=b"again")]), [])
+    old = await bench.take(5)
+    bench.expire()
+    await bench.take(5, "w2", level=Level.ALONE)
+    same("the refused commits", await bench.ledger.commit([Commit(old, note=b"late")]), [old])
+    same("the note", (await bench.entry()).note, b"first")
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def a_commit_that_repairs_ends_the_suspicion(bench: LedgerBench) -> None:
+    """The suspicion ends if it has not grown since the claim; a commit that repairs nothing never ends it."""
+    for key, repairs, grows, wanted in (("a", True, False, 0), ("b", True, True, 2), ("c", False, False, 1)):
+        await bench.ledger.mark_suspect([ChangeHeader(key, order_of(3))])
+        claim = await bench.take(5, key=key)
+        same("the suspicions of the claim", claim.suspicions, 1)
+        if grows:
+            await bench.ledger.commit([Commit(replace(claim, token=1), overdue=True)])
+        same("refused commits", await bench.ledger.commit([Commit(claim, repairs=repairs)]), [])
+        entry = await bench.entry(key)
+        same(f"the suspicions of {key!r}", entry.suspicions, wanted)
+        same("the mark", entry.mark, order_of(5))
+    same("the suspects", sorted(await bench.another.suspects(10, 0.0)), ["b", "c"])
+
+
 class _PartRolledBack(Exception):
     """Leaves a transaction on purpose."""
 
@@ -358,3 +516,23 @@ async def a_mark_without_a_claim_drops_the_position(bench: LedgerBench) -> None:
         same("refusals", await transaction.decide([header]), {})
         await transaction.mark([header])
     same("the entry", replace(await bench.entry(), updated_at=0.0), Entry(order_of(6)))
+
+
+@POSITION_TRANSACTION_PROMISES.add(SAFE)
+async def a_restart_and_a_note_commit_with_their_transaction(bench: LedgerBench) -> None:
+    """A restart, and the note and the extent of a commit, are gone when their transaction rolls back."""
+    claim = await advanced(bench)
+    restart = Advance(claim, Position(0), restart=RESTARTED)
+    for commits in (False, True):
+        try:
+            async with bench.ledger.transaction() as transaction:
+                same("refused advances", await transaction.advance([restart]), [])
+                last = Commit(restart.claim_after, extent=2, note=NOTES[2])
+                same("refused commits", await transaction.commit([last]), [])
+                if not commits:
+                    raise _PartRolledBack
+        except _PartRolledBack:
+            entry = await bench.entry()
+            same("order and position after a rollback", (entry.advanced, entry.position), (order_of(5), AT_3))
+    entry = replace(await bench.another.inspect("a"), updated_at=0.0)
+    same("the entry", entry, Entry(RESTARTED, extent=2, note=NOTES[2]))

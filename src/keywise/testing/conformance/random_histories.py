@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
-from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MAX, ChangeHeader, Order
+from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MAX, ChangeHeader, Order, above
 from keywise.core.controls import Pause
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import (
@@ -176,10 +176,35 @@ class RandomHistory:
         recent = self._claims[-6:]
         return self._rng.sample(recent, self._rng.randint(0, min(2, len(recent))))
 
-    def _some_advances(self) -> list[tuple[tuple[Claim, Claim], tuple[Position, int]]]:
+    def _some_advances(self) -> list[tuple[tuple[Claim, Claim], tuple[Position, int, Order | None]]]:
+        return [
+            (pair, (self._position(), self._rng.choice((0, 0, 5, 9)), self._restart(pair[1])))
+            for pair in self._some_claims()
+        ]
+
+    def _position(self) -> Position:
+        rng = self._rng
+        return Position(rng.randrange(4), rng.randbytes(rng.choice((0, 3, 300))))
+
+    def _restart(self, claim: Claim) -> Order | None:
+        """Pick the order of a restart, or none. The one after an earlier restart may be the same again."""
+        order = claim.order
+        if order is None or self._rng.random() < 0.7:
+            return None
+        return self._rng.choice((above(order), above(above(order))))
+
+    def _some_commits(self) -> list[tuple[tuple[Claim, Claim], tuple[bool, int | None, bytes, bool]]]:
         rng = self._rng
         return [
-            (pair, (Position(rng.randrange(4), rng.randbytes(rng.choice((0, 3, 300)))), rng.choice((0, 0, 5, 9))))
+            (
+                pair,
+                (
+                    rng.random() < OVERDUE_SHARE,
+                    rng.choice((None, None, None, 0, 7)),
+                    rng.choice((b"", b"", rng.randbytes(20))),
+                    rng.random() < 0.2,
+                ),
+            )
             for pair in self._some_claims()
         ]
 
@@ -222,10 +247,7 @@ class RandomHistory:
         self._agree_on_claims("the refused advances", seen, twin)
 
     async def _commit(self) -> None:
-        rng = self._rng
-        commits = [
-            (pair, (rng.random() < OVERDUE_SHARE, rng.choice((None, None, None, 0, 7)))) for pair in self._some_claims()
-        ]
+        commits = self._some_commits()
         step = ("commit", [(pair[1], details) for pair, details in commits])
         seen, twin = await self._ask(
             step, lambda ledger, mine: ledger.commit([Commit(mine(pair), *details) for pair, details in commits])
@@ -355,7 +377,7 @@ class RandomHistory:
         savepoint = self._rng.choices(("none", "kept", "undone"), (6, 2, 2))[0]
         name = self._rng.choices(("mark", "fail", "dead_letter", "commit", "advance"), (5, 2, 2, 3, 2))[0]
         if name == "commit":
-            return name, self._some_claims(), savepoint
+            return name, self._some_commits(), savepoint
         if name == "advance":
             return name, self._some_advances(), savepoint
         headers = [self._header(key) for key in self._some_keys()]
@@ -387,7 +409,7 @@ async def _step(transaction: Any, name: str, arguments: Any, mine: Callable[[Any
     """Take one step of a transaction as a consumer does: mark or fail only what was just allowed."""
     if name in {"commit", "advance"}:
         if name == "commit":
-            refused = await transaction.commit([Commit(mine(pair)) for pair in arguments])
+            refused = await transaction.commit([Commit(mine(pair), *details) for pair, details in arguments])
         else:
             refused = await transaction.advance([Advance(mine(pair), *details) for pair, details in arguments])
         answers.append([(claim.key, claim.order) for claim in refused])
