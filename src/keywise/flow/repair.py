@@ -144,6 +144,8 @@ class Repairer:
         if pipeline.objects is not None:
             # The object is read again as a change of its own, in parts. Its commit ends the suspicion.
             await pipeline.ledger.release([claim])
+            if await self._is_under_way(entry or EMPTY):
+                return "a change of this key is under way; its repair waits for that"
             try:
                 await pipeline.objects.announce(pipeline, claim.key)
             except AdminError as error:
@@ -197,6 +199,16 @@ class Repairer:
     async def _is_quiet(self, entry: Entry) -> bool:
         """Whether the last suspicious write is older than the horizon, so that it cannot land after the repair."""
         return entry.suspected_at <= await self._pipeline.admin.now() - self._pipeline.settings.horizon_s
+
+    async def _is_under_way(self, entry: Entry) -> bool:
+        """Whether the message of a change that was tried can still arrive.
+
+        An object may take longer than the horizon. If it was announced again meanwhile, it would start again at the
+        beginning, and its repair would never end.
+        """
+        return entry.tried is not None and await self._pipeline.admin.now() < (
+            entry.tried_at + self._pipeline.settings.redelivery_s
+        )
 
     async def _refetched(self, key: str, entry: Entry) -> Change[Any] | None:
         """Return the current state as a change; None if it is older than what is, or may be, in the sink."""

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from keywise.core.change import Outcome
 from keywise.core.entry import Certainty, Claim
-from keywise.core.errors import DatabaseError, KeywiseError, ObjectError, UnavailableError
+from keywise.core.errors import DatabaseError, KeywiseError, ObjectError, ObjectReplacedError, UnavailableError
 from keywise.core.failures import cause_of_error
 from keywise.core.sink import APPLIED, SinkResult
 from keywise.core.tracebacks import traceback_of
@@ -155,6 +155,9 @@ class ObjectExecutor:
                 raise error
             case WriteFailedError(result=result):
                 return self._judge_result(claim, result)
+            case ObjectReplacedError():
+                # Only a small object comes here. Alone, it starts again at the next generation.
+                return self._leave_alone(job)
             case ClaimLostError():
                 return NOT_STARTED
             case StoreError() if self._health.is_away(claim):

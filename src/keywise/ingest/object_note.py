@@ -43,6 +43,12 @@ class ObjectNote(msgspec.Struct, frozen=True, omit_defaults=True):
     """Set when all records are written: those of an earlier version behind them are being deleted."""
     refused: int = 0
     """How many records the sink has refused; they are dead letters."""
+    overtaken: bool = False
+    """The sink holds a newer order of some record, so a deletion may have deleted nothing: the extent has to stay."""
+
+    def kept(self, *, read: ReadNote | None = None, done: ContentNote | None = None) -> Self:
+        """Return the note of a later position of the same object."""
+        return type(self)(read, done=done, refused=self.refused, overtaken=self.overtaken)
 
     @classmethod
     def of(cls, claim: Claim) -> Self:
@@ -61,3 +67,7 @@ class ObjectNote(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
+
+
+BEGINNING = ObjectNote()
+"""Nothing is known of an object yet."""

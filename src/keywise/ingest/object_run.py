@@ -1,9 +1,10 @@
 """The work on one claimed object: ask the store what is there, read it in parts, write each, and end with a commit."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -20,12 +21,14 @@ from keywise.flow.pipeline import LEDGER, OpenPipeline
 from keywise.flow.settlement import Settlement
 from keywise.ingest.announcement import AnnouncedObject, decode_announcement
 from keywise.ingest.notification import ObjectSelection
-from keywise.ingest.object_note import ContentNote, ObjectNote
+from keywise.ingest.object_note import BEGINNING, ContentNote, ObjectNote
 from keywise.ingest.parts import Part, decode_note
 from keywise.ingest.portion import Portion, PortionState
 from keywise.ingest.portion_writers import ClaimLostError, PortionWriter
 from keywise.ingest.reader import ObjectReader, ReadPlan, open_object
 from keywise.ingest.records import Decode, RecordMaker
+
+T = TypeVar("T")
 
 GONE_S = 60.0
 """An announced object that the store does not have counts as gone only if it is still missing after this time."""
@@ -137,7 +140,7 @@ class ObjectRun:
         if self._is_whole(portion):
             await self._write(self._with_tail(portion))
         else:
-            portion.content, portion.note = None, replace(portion.note, read=None, done=content)
+            portion.content, portion.note = None, portion.note.kept(done=content)
             if portion.records or portion.letters:
                 await self._write(portion)
         return _ended(portion) if portion.state in _ENDINGS else await self._delete_tail(content)
@@ -146,7 +149,7 @@ class ObjectRun:
         """Delete the records behind the end of the object, some at a time, and commit with the last of them."""
         tools, order, extent = self._tools, self._claim.order, self._claim.extent
         assert order is not None, "an object is written at an order"
-        note = ObjectNote(done=content, refused=self._note.refused)
+        note = self._note.kept(done=content)
         while True:
             portion = self._new_portion(self._at.place, note)
             if tools.writer.finds_records:
@@ -159,16 +162,17 @@ class ObjectRun:
                 if portion.place >= extent:
                     portion.content = content
             await self._write(portion)
+            note = portion.note
             if portion.state in _ENDINGS:
                 return _ended(portion)
             if self._must_stop():
                 return await self._stop(portion)
 
-    async def _restart(self) -> None:
+    async def _restart(self, note: ObjectNote = BEGINNING) -> None:
         """Start again at the beginning, at the next generation: the object is another one than was read."""
         order = self._claim.order
         assert order is not None, "an object is read at an order"
-        await self._advance(Advance(self._claim, Position(0), restart=above(order)))
+        await self._advance(Advance(self._claim, Position(0, note.encode()), restart=above(order)))
 
     async def _write(self, portion: Portion) -> None:
         await self._tools.writer.write([portion])
@@ -234,12 +238,15 @@ class ObjectRun:
     async def _missing(self) -> Portion | Execution:
         """The store has no such object, though it was announced: return its deletion, if that is so for long."""
         root, uri = self._tools.selection.root, self._announcement.uri
-        now = await self._tools.pipeline.admin.now()
+        now = await self._asked(self._tools.pipeline.admin.now)
         if not self._note.gone_at:
             note = replace(self._note, gone_at=now)
             await self._advance(Advance(self._claim, Position(self._at.place, note.encode())))
         missing_s = now - self._note.gone_at
         if missing_s >= GONE_S:
+            if self._at.place > 0:
+                # The records before the position have to be deleted as well, and at one order a place never falls.
+                await self._restart(ObjectNote(gone_at=self._note.gone_at))
             return self._deletion()
         cause = f"{root} has no object {uri[len(root) + 1 :]!r}; if it stays missing for {GONE_S:g} s, it is gone"
         return Ran(SinkResult(Outcome.BUSY, cause, wait_s=GONE_S - missing_s))
@@ -247,19 +254,26 @@ class ObjectRun:
     async def _is_repair(self) -> bool:
         """Whether the commit ends the suspicion: the last suspicious write can no longer arrive after this reading."""
         claim, pipeline = self._claim, self._tools.pipeline
-        if not claim.suspicions or claim.took_over or claim.position is not None:
+        if not claim.suspicions or claim.took_over or self._at.place > 0:
             return False
-        entry = await pipeline.admin.inspect(claim.key)
-        horizon = await pipeline.admin.now() - pipeline.settings.horizon_s
+        entry = await self._asked(lambda: pipeline.admin.inspect(claim.key))
+        horizon = await self._asked(pipeline.admin.now) - pipeline.settings.horizon_s
         return entry is not None and entry.suspected_at <= horizon
+
+    async def _asked(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Ask the ledger, while the claim lasts."""
+        with self._tools.heartbeat.limit([self._claim]):
+            return await self._tools.pipeline.retry_until_reachable(LEDGER, act)
 
     # Portions.
 
     def _portion(self, reader: ObjectReader, part: Part) -> Portion:
         order, read = self._claim.order, decode_note(part.note)
         assert order is not None, "an object is read at an order"
-        portion = self._new_portion(part.place, ObjectNote(read, refused=self._note.refused))
+        portion = self._new_portion(part.place, self._note.kept(read=read))
         portion.records = self._maker.of_part(part, order, reader)
+        if gaps := [one.ordinal for one in part.bad if portion.has_former(one.ordinal)]:
+            portion.records = [*portion.records, *self._maker.deletions(gaps, order)]
         portion.letters += self._maker.bad_letters(part.bad, reader.etag, order, portion.sent_at)
         if part.is_last:
             portion.content = self._content(reader.etag, part.place, read.bad)
@@ -267,7 +281,7 @@ class ObjectRun:
 
     def _deletion(self) -> Portion:
         """Return the last portion of an object that is gone."""
-        portion = self._new_portion(self._at.place, ObjectNote())
+        portion = self._new_portion(self._at.place, BEGINNING)
         portion.content = self._content("", 0, 0)
         return portion
 
@@ -282,7 +296,7 @@ class ObjectRun:
         content = portion.content
         if self._tools.writer.finds_records and content is not None:
             portion.tail = content.records
-            portion.note = ObjectNote(done=content, refused=portion.note.refused)
+            portion.note = portion.note.kept(done=content)
         return portion
 
     def _content(self, etag: str, records: int, bad: int) -> ContentNote:
@@ -299,6 +313,7 @@ class ObjectRun:
             start=self._at,
             place=place,
             note=note,
+            former=None if self._tools.writer.finds_records else self._claim.extent,
             reserves=not self._tools.writer.finds_records,
             repairs=self._repairs,
         )

@@ -83,8 +83,9 @@ class OpenObjects:
             raise AdminError(f"{key!r} has only the beginning of a long URI; give the whole URI of the object")
         self.check_uri(uri)
         seen = orders_seen(entry)
+        is_gone = entry is not None and entry.deleted
         lowest = None if seen else await self.lowest_order(pipeline)
-        body = announced_again(uri, *seen, removed=removed, lowest=lowest).encode()
+        body = announced_again(uri, *seen, deleted=is_gone, removed=removed, lowest=lowest).encode()
         [_, source], *_ = pipeline.sources
         await source.send([body])
         return body

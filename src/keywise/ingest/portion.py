@@ -47,6 +47,8 @@ class Portion:
     """Set if the portion is the last: what the sink holds of the object after it, refused records left out."""
     tail: int | None = None
     """Set if the sink has to delete the records of the object with this ordinal and above."""
+    former: int | None = None
+    """Ordinals below this may have records of an earlier content in the sink; None if that is not known."""
     reserves: bool = False
     """Whether the ledger keeps how many records the sink may hold, because the sink does not find them by itself."""
     repairs: bool = False
@@ -58,12 +60,20 @@ class Portion:
         """How many bytes its records have."""
         return sum(len(record.body) for record in self.records)
 
+    def has_former(self, ordinal: int) -> bool:
+        """Whether a record that is not written leaves one of an earlier content, which has to be deleted."""
+        return self.former is None or ordinal < self.former
+
     def refuse(self, record: Record[Any], cause: str, traceback: str = "") -> None:
         """The sink will never take a record: it becomes a dead letter."""
         order = self.claim.order
         assert order is not None, "records are written at an order"
         self.letters.append(self.maker.refused_letter(record, cause, order, self.sent_at, traceback))
         self.note = replace(self.note, refused=self.note.refused + 1)
+
+    def overtake(self) -> None:
+        """The sink holds a newer order of a record."""
+        self.note = replace(self.note, overtaken=True)
 
     def check_refused(self, settings: PartSettings) -> None:
         """Raise `ObjectError` if the sink has refused too many records of the object."""
@@ -89,5 +99,5 @@ class Portion:
         assert self.content is not None, "only the last portion is committed"
         claim = replace(self.claim, deleted=not self.content.etag)
         content = replace(self.content, bad=self.content.bad + self.note.refused)
-        extent = content.records if self.reserves else None
+        extent = content.records if self.reserves and not self.note.overtaken else None
         return Commit(claim, overdue, extent, content.encode(), self.repairs)

@@ -23,9 +23,6 @@ from keywise.flow.transactional import write_all
 from keywise.ingest.parts import PartSettings
 from keywise.ingest.portion import Portion, PortionState
 
-TAIL_ROWS = 10_000
-"""How many records behind the ends of objects one transaction deletes."""
-
 
 class ClaimLostError(KeywiseError):
     """The ledger has refused a step: another worker has the key, or this step was done before."""
@@ -111,20 +108,24 @@ class AtomicPortionWriter:
         records = [record for one in portions for record in one.records]
         if not records:
             return
+        gaps: list[Record[Any]] = []
         for index, error in (await write_all(transaction, self._sink, records)).items():
-            if not is_permanent(error):
+            if not is_permanent(error) or records[index].deleted:
                 raise WriteFailedError(_failed(error)) from error
-            _refuse(portions, records[index], cause_of_error(error), traceback_of(error))
+            gaps += _refuse(portions, records[index], cause_of_error(error), traceback_of(error))
         for one in portions:
             one.check_refused(self._settings)
+        for error in (await write_all(transaction, self._sink, gaps)).values():
+            raise WriteFailedError(_failed(error)) from error
 
     async def _delete_tails(self, transaction: Transaction, portions: Sequence[Portion]) -> bool:
         """Delete the records behind the ends of objects; False if some are left."""
         tails = [(one.maker.uri, one.tail) for one in portions if one.tail is not None]
         if self._table is None or not tails:
             return True
-        deleted = await self._table.delete_tails(transaction, tails, TAIL_ROWS)
-        if deleted < TAIL_ROWS:
+        limit = self._settings.part_records
+        deleted = await self._table.delete_tails(transaction, tails, limit)
+        if deleted < limit:
             return True
         if len(portions) > 1:
             raise LongTailError("the tails of these objects are long")
@@ -158,22 +159,27 @@ class LeasedPortionWriter:
         await self._steps.advance([portion], [portion.advance])
 
     async def _apply(self, portions: Sequence[Portion]) -> None:
-        records = [(record, one.claim) for one in portions for record in one.records]
-        for start in range(0, len(records), self._sink.batch_max):
-            some = records[start : start + self._sink.batch_max]
-            results = await self._sink.apply([record for record, _ in some], [claim for _, claim in some])
-            for (record, _), result in zip(some, results, strict=True):
-                self._judge(portions, record, result)
+        gaps = await self._call(portions, [record for one in portions for record in one.records])
         for one in portions:
             one.check_refused(self._settings)
+        await self._call(portions, gaps)
 
-    def _judge(self, portions: Sequence[Portion], record: Record[Any], result: SinkResult) -> None:
-        if result.outcome in (Outcome.APPLIED, Outcome.SUPERSEDED):
-            return
-        is_refusal = result.outcome is Outcome.FAILED and result.permanent and result.certainty is Certainty.CLEAN
-        if not is_refusal:
-            raise WriteFailedError(result)
-        _refuse(portions, record, result.cause, result.traceback)
+    async def _call(self, portions: Sequence[Portion], records: Sequence[Record[Any]]) -> list[Record[Any]]:
+        """Apply records; return the deletions that those which the sink refuses make necessary."""
+        claims, gaps = {one.maker.uri: one.claim for one in portions}, list[Record[Any]]()
+        for start in range(0, len(records), self._sink.batch_max):
+            some = records[start : start + self._sink.batch_max]
+            results = await self._sink.apply(some, [claims[record.object] for record in some])
+            for record, result in zip(some, results, strict=True):
+                if result.outcome is Outcome.APPLIED:
+                    continue
+                if result.outcome is Outcome.SUPERSEDED:
+                    _owner(portions, record).overtake()
+                    continue
+                if record.deleted or not _is_refusal(result):
+                    raise WriteFailedError(result)
+                gaps += _refuse(portions, record, result.cause, result.traceback)
+        return gaps
 
 
 class LedgerSteps:
@@ -226,9 +232,20 @@ def report_letters(pipeline: OpenPipeline, portions: Sequence[Portion]) -> None:
             )
 
 
-def _refuse(portions: Sequence[Portion], record: Record[Any], cause: str, traceback: str) -> None:
-    owner = next(one for one in portions if one.maker.uri == record.object)
+def _refuse(portions: Sequence[Portion], record: Record[Any], cause: str, traceback: str) -> list[Record[Any]]:
+    """Make a dead letter of a refused record; return the deletion of what an earlier content has in its place."""
+    owner = _owner(portions, record)
     owner.refuse(record, cause, traceback)
+    return owner.maker.deletions([record.ordinal], record.order) if owner.has_former(record.ordinal) else []
+
+
+def _owner(portions: Sequence[Portion], record: Record[Any]) -> Portion:
+    return next(one for one in portions if one.maker.uri == record.object)
+
+
+def _is_refusal(result: SinkResult) -> bool:
+    """Whether the sink will never take a record, and has not written it."""
+    return result.outcome is Outcome.FAILED and result.permanent and result.certainty is Certainty.CLEAN
 
 
 def _failed(error: Exception) -> SinkResult:
