@@ -51,7 +51,9 @@ QUICK_MUTANTS = {
     "a sink that is away costs an attempt": 60,
     "a takeover loses the position": 10,
     "a transaction repeats a part": 20,
-    "progress does not forgive crashes": 10,
+    "progress does not forgive crashes": 20,
+    "a missing object is gone at once": 20,
+    "an announced deletion is believed": 10,
 }
 
 

@@ -20,7 +20,7 @@ from keywise.core.sink import Grade
 from keywise.flow.strategy import CommitStrategy
 from keywise.testing.simulated_world import SimulatedWorld
 from keywise.testing.simulator.crowd import CrowdWorld
-from keywise.testing.simulator.parts import PartsWorld
+from keywise.testing.simulator.objects.world import ObjectsWorld
 from keywise.testing.simulator.world import World
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ SEEDS_A_CHUNK = 25
 SEEDS_A_COLLECTION = 50
 SEEDS_A_CROWD = 3
 """One seed in this many also runs a `CrowdWorld`. An atomic sink has none: its handlers run one at a time."""
-SEEDS_A_PARTS = 3
-"""One seed in this many also runs a `PartsWorld`."""
+SEEDS_AN_OBJECTS = 3
+"""One seed in this many also runs an `ObjectsWorld`."""
 FAILURES_KEPT = 3
 TRACE_LINES_KEPT = 40
 
@@ -86,15 +86,15 @@ class Tally(msgspec.Struct):
 
 
 def run_seed(seed: int, grade: Grade) -> Run:
-    """Run one flow, and with some seeds also a crowd, or objects in parts."""
+    """Run one flow, and with some seeds also a crowd, or objects of a store."""
     world, violations = run_world(World, seed, grade)
     if world is None:
         return Run(seed, grade, "not built", violations, {}, [])
     run = Run(seed, grade, _variant(world), violations, dict(world.faults.injected), list(world.auditor.trace))
     if grade is not Grade.ATOMIC and seed % SEEDS_A_CROWD == 0:
         _add(run, "in a crowd", *run_world(CrowdWorld, seed, grade))
-    if seed % SEEDS_A_PARTS == 1:
-        _add(run, "in parts", *run_world(PartsWorld, seed, grade))
+    if seed % SEEDS_AN_OBJECTS == 1:
+        _add(run, "of objects", *run_world(ObjectsWorld, seed, grade))
     return run
 
 
