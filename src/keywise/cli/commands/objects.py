@@ -4,7 +4,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -81,16 +81,23 @@ async def _run(admin: PipelineAdmin, chosen: BackfillOptions) -> BackfillReport:
     try:
         with _showing_progress() as show:
             await walk.run(missing=chosen.missing, on_page=show)
-    except KeywiseError as error:
-        raise AdminError(f"{error}; {_format_stop(walk.report, chosen)}") from error
-    except asyncio.CancelledError:
-        print(plain(f"interrupted; {_format_stop(walk.report, chosen)}"), file=sys.stderr)
+    except (KeywiseError, asyncio.CancelledError) as error:
+        # What went wrong is more important than a history that cannot be written.
+        with suppress(KeywiseError):
+            await _record(admin, walk.report, chosen)
+        stop = _format_stop(walk.report, chosen)
+        if isinstance(error, KeywiseError):
+            raise AdminError(f"{error}; {stop}") from error
+        print(plain(f"interrupted; {stop}"), file=sys.stderr)
         raise
-    finally:
-        sent = walk.report.announced + walk.report.missing
-        if sent and not chosen.dry_run:
-            await admin.record("backfilled", detail=f"{count(sent, 'object')} announced again")
+    await _record(admin, walk.report, chosen)
     return walk.report
+
+
+async def _record(admin: PipelineAdmin, report: BackfillReport, chosen: BackfillOptions) -> None:
+    sent = report.announced + report.missing
+    if sent and not chosen.dry_run:
+        await admin.record("backfilled", detail=f"{count(sent, 'object')} announced again")
 
 
 @contextmanager
