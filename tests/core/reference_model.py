@@ -3,6 +3,7 @@
 from core.one_key import LEASE_S, REDELIVERY_S, RETENTION_S, OneKey
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, Order, is_unversioned, order_of
+from keywise.core.controls import PLAIN
 from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LedgerPolicy, Level, Phase, Refusal, RefusalReason
 
 NOTHING = (0, -(2**63) - 1, 0)
@@ -38,7 +39,7 @@ class SecondBook:
     # PipelineAdmin.
 
     def claim(self, version: int | None, owner: str, *, level: Level, late: bool) -> Claim | None:
-        header = self.key.header(version, late=late, deleted=version == 3)
+        header = rules.current(self.key.header(version, late=late, deleted=version == 3), self.key.entry, PLAIN)
         before, holder, doubts, suspect = self.key.entry, self._live_holder(), self._unresolved(), self.key.suspicions
         answer = self.key.ask_for(header, owner, level=level)
         if isinstance(answer, Refusal):
@@ -53,8 +54,9 @@ class SecondBook:
         assert not (self._is_late(header) and self.mark is None) or header.order in (tried, under_way), (
             "a forgotten key is not judged"
         )
-        if before and tried and tried == under_way and header.order < tried:
-            assert self.key.now >= before.tried_at + REDELIVERY_S, "an older change drops no position of a newer one"
+        assert under_way is None or header.order >= under_way or is_unversioned(header.order), (
+            "an older change drops no position of a newer one"
+        )
         assert not before or header.order > (tried or NOTHING) or self.key.now >= before.not_before, (
             "a retry is not due"
         )

@@ -241,7 +241,10 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     position: Position | None = None
     """How far the work on the order `advanced` has come."""
     advanced: Order | None = None
-    """The order that `position` belongs to. Every other order starts at the beginning."""
+    """The order at which work in parts was begun, and that `position` belongs to.
+
+    A newer order starts at the beginning, and an older one continues this one.
+    """
     extent: int = 0
     """No record of this key with an ordinal at or above this is in the sink, at any order; 0 if none was reserved.
 

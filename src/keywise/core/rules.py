@@ -6,7 +6,7 @@ Every ledger that runs `ledger_steps` calls these functions; the conformance sui
 
 from msgspec.structs import replace
 
-from keywise.core.change import ChangeHeader, Order, is_same_version, is_unversioned
+from keywise.core.change import ChangeHeader, Order, is_unversioned
 from keywise.core.controls import Controls
 from keywise.core.entry import (
     EMPTY,
@@ -66,18 +66,19 @@ def decide_under(
 
 
 def current(header: ChangeHeader, entry: Entry | None, controls: Controls) -> ChangeHeader:
-    """Return the header at the order that its key takes it at now: in the key's era, and as a restart that goes on.
+    """Return the header at the order that its key takes it at now: in the key's era, and not below work in parts.
 
-    A holder that finds its object replaced starts again at a higher order. Only the entry knows of that order, and the
-    message that brought the change has to continue there after a crash.
+    Work in parts reads its content under the claim, so an older change would write the same as the newer one that was
+    begun. It continues there: at its own order, a sink that compares versions would hold two contents of one version.
+    A restart is such a newer order too, of which only the entry knows: its message continues it after a crash.
     """
     header = in_era(header, entry, controls)
-    advanced = entry.advanced if entry is not None else None
-    if advanced is None or header.order is None or header.order >= advanced:
+    if entry is None or entry.advanced is None or header.order is None or header.order >= entry.advanced:
         return header
-    if not is_same_version(header.order, advanced):
+    is_stale = entry.mark is not None and header.order <= entry.mark
+    if is_stale or is_unversioned(header.order) != is_unversioned(entry.advanced):
         return header
-    return ChangeHeader(header.key, advanced, header.deleted, header.sent_at)
+    return ChangeHeader(header.key, entry.advanced, header.deleted, header.sent_at)
 
 
 def in_era(header: ChangeHeader, entry: Entry | None, controls: Controls) -> ChangeHeader:
@@ -124,9 +125,9 @@ def grant(
     elif is_crash and header.order == entry.tried:
         # Both are None for a repair that follows a repair.
         entry = replace(entry, crashes=entry.crashes + 1)
-    if entry.position is not None and header.order is not None and header.order != entry.advanced:
+    if entry.advanced is not None and header.order is not None and header.order != entry.advanced:
         # What this claim writes lies over the parts of the other order, so that order must not be resumed either.
-        entry = _without_position(entry)
+        entry = replace(entry, position=None, advanced=header.order)
     entry = replace(
         entry,
         token=token,
@@ -187,7 +188,7 @@ def advance(entry: Entry | None, advance: Advance, now: float, *, is_repeatable:
     if entry.advanced is not None and order < entry.advanced:
         return None  # A call from before a restart arrives late.
     if entry.advanced is not None and order > entry.advanced:
-        entry = _without_position(entry)
+        entry = replace(entry, position=None)
     kept_place = entry.position.place if entry.position is not None else -1
     if place < kept_place + (not is_repeatable):
         return None
@@ -450,12 +451,10 @@ def _against_attempts(entry: Entry, header: ChangeHeader, now: float, policy: Le
     if entry.tried is not None and header.order <= entry.tried and now < entry.not_before:
         return Refusal(RefusalReason.BUSY, entry.not_before - now)
     has_failed = entry.attempts > 0 or entry.deaths >= Level.SOLE
-    is_under_way = entry.position is not None and entry.advanced == entry.tried
-    if entry.tried is not None and (has_failed or is_under_way) and header.order < entry.tried:
+    if entry.tried is not None and has_failed and header.order < entry.tried:
         # Do not alternate between two changes that fail: each switch would reset the attempts of the other. Nor
         # between two when workers died on probation with the newer one: a commit of the older one would reset the
         # level. After the first death the newer one is most likely innocent, so the older one need not wait.
-        # Nor may an older change drop the position of a newer one that a worker has released between two parts.
         wait_s = entry.tried_at + policy.redelivery_s - now
         return Refusal(RefusalReason.DEFERRED, wait_s) if wait_s > 0 else None
     return None
@@ -522,7 +521,7 @@ def _free(entry: Entry) -> Entry:
 
 
 def _without_position(entry: Entry) -> Entry:
-    return replace(entry, position=None, advanced=None) if entry.position is not None else entry
+    return replace(entry, position=None, advanced=None) if entry.advanced is not None else entry
 
 
 def _idle(entry: Entry) -> Entry:

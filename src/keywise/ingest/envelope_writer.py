@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from keywise.core.change import Change, Outcome
 from keywise.core.entry import Claim
+from keywise.core.record import Record
 from keywise.core.sink import Grade, SinkResult
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.pipeline import OpenPipeline
@@ -35,7 +36,7 @@ class EnvelopeWriter:
         self._stopping = stopping
 
     async def write(self, portions: Sequence[Portion]) -> None:
-        batches = [self._queue.put(one.records, one.sent_at) for one in portions]
+        batches = [self._queue.put(_changes_of(one), one.sent_at) for one in portions]
         try:
             with self._heartbeat.limit([one.claim for one in portions]):
                 await self._wait(batches)
@@ -84,3 +85,8 @@ class RecordHandover:
 
     async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         raise AssertionError("the executor of objects hands records over, and calls no sink")
+
+
+def _changes_of(portion: Portion) -> list[Record[Any]]:
+    """Return the records of a portion. What an earlier content had in place of a bad one is a change like any other."""
+    return [record for record in portion.records if not record.deleted]

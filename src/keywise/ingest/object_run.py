@@ -271,6 +271,9 @@ class ObjectRun:
         order, read = self._claim.order, decode_note(part.note)
         assert order is not None, "an object is read at an order"
         portion = self._new_portion(part.place, self._note.kept(read=read))
+        if self._note.read is None:
+            # The next holder must not write another content at this order: it starts again at a higher one.
+            portion.start = Position(self._at.place, self._note.kept(read=read.at_start).encode())
         portion.records = self._maker.of_part(part, order, reader)
         if gaps := [one.ordinal for one in part.bad if portion.has_former(one.ordinal)]:
             portion.records = [*portion.records, *self._maker.deletions(gaps, order)]

@@ -107,6 +107,18 @@ class ReadNote(msgspec.Struct, frozen=True, omit_defaults=True):
     header: str = ""
     """The header of a CSV file."""
 
+    @property
+    def at_start(self) -> "ReadNote":
+        """The note with which the same content is read from its beginning."""
+        return ReadNote(
+            self.etag,
+            self.format,
+            self.part_bytes,
+            self.part_records,
+            self.record_max,
+            compression=self.compression,
+        )
+
     def encode(self) -> bytes:
         note = msgspec.json.encode(self)
         if len(note) > NOTE_MAX_BYTES:

@@ -124,26 +124,41 @@ async def each_claim_of_a_call_advances_by_itself(bench: LedgerBench) -> None:
 
 
 @POSITION_PROMISES.add(PLAIN)
-async def another_order_starts_at_the_beginning(bench: LedgerBench) -> None:
-    """A claim of a newer or an older change, or of another generation, has no position, and drops the kept one."""
-    for number, order in enumerate((order_of(6), order_of(4), (0, 5, 1))):
+async def a_newer_order_starts_at_the_beginning(bench: LedgerBench) -> None:
+    """A claim of a newer change, or of a higher generation, has no position, and drops the kept one."""
+    for number, order in enumerate((order_of(6), (0, 5, 1))):
         key = f"k{number}"
         claim = await advanced(bench, key=key)
         await bench.ledger.dead_letter([DeadLetterRequest(replace(LETTER, key=key), claim)])
         other = granted(await bench.ask_for(ChangeHeader(key, order), "w2"))
         same(f"the position of {order}", other.position, None)
         await bench.another.release([other])
-        same("the position of the first order", (await bench.take(5, key=key)).position, None)
+        again = await bench.take(5, key=key)
+        same("order and position of the first message", (again.order, again.position), (order, None))
 
 
-@POSITION_PROMISES.add(SAFE)
-async def an_older_change_waits_for_one_that_is_under_way(bench: LedgerBench) -> None:
-    """Between two parts of a change, an older one is refused as deferred, for as long as the redelivery takes."""
-    claim = await bench.take(5)
-    bench.advance(LEASE_S / 2)
-    same("refused advances", await bench.ledger.advance([Advance(claim, AT_3)]), [])
-    await bench.ledger.release([claim])
-    refused(await bench.ask(4, "w2"), RefusalReason.DEFERRED, wait_s=REDELIVERY_S)
+@POSITION_PROMISES.add(PLAIN)
+async def an_older_change_continues_a_newer_one_that_was_begun(bench: LedgerBench) -> None:
+    """The content is read under the claim, so an older change does the work of the newer one, from its position on."""
+    for ending in ("released", "dead"):
+        claim = await advanced(bench, key=ending)
+        if ending == "released":
+            await bench.ledger.release([claim])
+        else:
+            await bench.ledger.dead_letter([DeadLetterRequest(replace(LETTER, key=ending), claim)])
+        older = await bench.take(4, "w2", key=ending)
+        same(f"order and position after it was {ending}", (older.order, older.position), (order_of(5), AT_3))
+        same("refused commits", await bench.another.commit([Commit(older)]), [])
+        refused(await bench.ask(4, key=ending), RefusalReason.STALE, mark=order_of(5))
+
+
+@POSITION_PROMISES.add(PLAIN)
+async def a_stale_change_does_not_continue_a_newer_one(bench: LedgerBench) -> None:
+    """A change at or below the mark is acked, though work on a newer one was begun."""
+    await bench.committed(4)
+    await bench.ledger.release([await advanced(bench)])
+    refused(await bench.ask(4, "w2"), RefusalReason.DUPLICATE, mark=order_of(4))
+    refused(await bench.ask(3, "w2"), RefusalReason.STALE, mark=order_of(4))
     same("the position", (await bench.take(5, "w2")).position, AT_3)
 
 
@@ -399,13 +414,13 @@ async def a_committed_restart_makes_its_message_stale(bench: LedgerBench) -> Non
 
 @POSITION_PROMISES.add(SAFE)
 async def a_newer_version_does_not_continue_a_restart(bench: LedgerBench) -> None:
-    """A newer version starts at the beginning, and the old one does not continue the restart behind it."""
+    """A newer version starts at the beginning, and the old one continues it, and not the restart."""
     await bench.ledger.release([await restarted(bench, extent=9)])
     newer = await bench.take(6, "w2")
     same("order, position and extent", (newer.order, newer.position, newer.extent), (order_of(6), None, 9))
     await bench.another.dead_letter([DeadLetterRequest(replace(LETTER, version=6), newer)])
     old = await bench.take(5)
-    same("order and position of the old version", (old.order, old.position), (order_of(5), None))
+    same("order and position of the old version", (old.order, old.position), (order_of(6), None))
 
 
 @POSITION_PROMISES.add(SAFE)
