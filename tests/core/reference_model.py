@@ -51,7 +51,8 @@ class SecondBook:
         assert self.mark is None or is_unversioned(self.mark) == is_unversioned(header.order), "kinds do not mix"
         tried = before.tried if before else None
         under_way = self.position[0] if self.position else None
-        assert not (self._is_late(header) and self.mark is None) or header.order in (tried, under_way), (
+        known = (tried, before.advanced) if before else ()
+        assert not (self._is_late(header) and self.mark is None) or header.order in known, (
             "a forgotten key is not judged"
         )
         assert under_way is None or header.order >= under_way or is_unversioned(header.order), (
