@@ -6,6 +6,7 @@ from keywise.core.errors import SettingsError
 from keywise.core.object_store import ObjectStore
 from keywise.core.url import Address
 from keywise.ingest.notification import ObjectSelection
+from keywise.ingest.object_run import GONE_S
 from keywise.ingest.open_objects import OpenObjects
 from keywise.ingest.reader import ReadPlan
 from keywise.ingest.record_queue import RecordQueue
@@ -22,9 +23,10 @@ class ObjectsDefinition:
     store_url: str
     selection: ObjectSelection
     plan: ReadPlan
+    gone_s: float = GONE_S
 
     def opened(self, store: ObjectStore, decode: Decode | None, queue: RecordQueue | None) -> OpenObjects:
-        return OpenObjects(store, self.selection, self.plan, decode, queue)
+        return OpenObjects(store, self.selection, self.plan, decode, queue, self.gone_s)
 
 
 def check_kind(kind: object) -> None:
