@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ingest.object_rig import ObjectRig, fresh, ndjson, postgres_rig, sqlite_rig
+from ingest.object_rig import Bucket, ObjectRig, fresh, ndjson, postgres_rig, sqlite_rig
 from keywise import Record
 from running import run
 from servers import shared
@@ -66,13 +66,12 @@ ENDS = {"written again": CHANGES, "deleted": (5, 2, 3, None)}
 
 
 @pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("on", ["sqlite", pytest.param("postgres", marks=pytest.mark.server("postgres")), "handler"])
+@pytest.mark.parametrize("on", ["table", "handler"])
 def test_every_order_of_notifications_ends_the_same(tmp_path: Path, on: str, end: str):
     """A part has two records, so that tails are deleted in parts too."""
     changes, ways = ENDS[end], list(schedules(4))
     assert len(ways) == 7 * 5 * 3
-    rig_of = postgres_rig if on == "postgres" else sqlite_rig
-    rig = rig_of(tmp_path, gone="50ms", part_records=2, **({"sink": ""} if on == "handler" else {}))
+    rig = sqlite_rig(tmp_path, gone="50ms", part_records=2, **({"sink": ""} if on == "handler" else {}))
     handler = Handler(rig) if on == "handler" else None
     run(play(rig, changes, ways), limit_s=120)
     last = range(300, 303) if end == "written again" else range(0)
@@ -85,14 +84,27 @@ def test_every_order_of_notifications_ends_the_same(tmp_path: Path, on: str, end
     assert run(rig.letters()) == []
 
 
+SHORT_ENDS = {"written again": (4, None, 2), "deleted": (4, 2, None)}
+
+
+@pytest.mark.server("postgres")
+@pytest.mark.server("seaweedfs")
+@pytest.mark.parametrize("end", SHORT_ENDS)
+def test_every_order_of_notifications_of_a_bucket_ends_the_same_in_postgres(tmp_path: Path, end: str):
+    ways = list(schedules(3))
+    rig = postgres_rig(tmp_path, Bucket(), gone="50ms", part_records=3)
+    run(play(rig, SHORT_ENDS[end], ways), limit_s=120)
+    assert run(rig.records()) == ({f"o{way}": [200, 201] for way in range(len(ways))} if end != "deleted" else {})
+    assert run(rig.letters()) == []
+
+
 @pytest.mark.server("opensearch")
-@pytest.mark.parametrize("end", ["written again", "deleted"])
+@pytest.mark.parametrize("end", SHORT_ENDS)
 def test_every_order_of_notifications_ends_the_same_in_an_index(tmp_path: Path, end: str):
     index = fresh("orders")
-    changes = (4, None, 2) if end == "written again" else (4, 2, None)
     ways = list(schedules(3))
     rig = sqlite_rig(tmp_path, gone="50ms", part_records=3, sink=shared.opensearch().index(index))
-    run(play(rig, changes, ways), limit_s=120)
+    run(play(rig, SHORT_ENDS[end], ways), limit_s=120)
     last = range(2) if end == "written again" else range(0)
     documents = shared.opensearch().documents(index)
     objects = [rig.place.uri(f"o{way}") for way in range(len(ways))]
