@@ -7,6 +7,7 @@ from adapters.http import benches as http_benches
 from adapters.opensearch import benches as opensearch_benches
 from adapters.postgres import benches as postgres_benches
 from adapters.postgres.serial import benches as postgres_turns_benches
+from adapters.pubsub import benches as pubsub_benches
 from adapters.rabbitmq import benches as rabbitmq_benches
 from adapters.record_tables import RECORD_SINKS
 from adapters.redis import benches as redis_benches
@@ -18,7 +19,11 @@ from keywise.testing.conformance import ledger_promises, sink_promises, source_p
 from running import run
 
 FACTORIES = {
-    "sources": SOURCES | postgres_benches.SOURCES | rabbitmq_benches.SOURCES | sqs_benches.SOURCES,
+    "sources": SOURCES
+    | postgres_benches.SOURCES
+    | rabbitmq_benches.SOURCES
+    | sqs_benches.SOURCES
+    | pubsub_benches.SOURCES,
     "ledgers": LEDGERS | postgres_benches.LEDGERS | redis_benches.LEDGERS,
     "sinks": SINKS | postgres_benches.SINKS | http_benches.SINKS | opensearch_benches.SINKS,
     "record_sinks": RECORD_SINKS,

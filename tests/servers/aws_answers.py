@@ -54,6 +54,10 @@ class AwsAnswers:
         """How many messages of a queue were handed over, one that came twice counted twice."""
         return self._receives[queue]
 
+    def is_expired(self, receipt: str) -> bool:
+        """Whether the visibility timeout of a delivery is over, as AWS sees it."""
+        return self._hidden_until.get(receipt, 0.0) <= boot_time()
+
     async def serve(self, request: web.Request) -> web.Response:
         action = request.headers.get("X-Amz-Target", "").rpartition(".")[2]
         asked: Asked = json.loads(await request.read())
@@ -90,7 +94,7 @@ class AwsAnswers:
 
     def _judge(self, entry: dict[str, Any]) -> dict[str, Any] | None:
         now, receipt, wanted_s = boot_time(), entry["ReceiptHandle"], entry["VisibilityTimeout"]
-        if self._hidden_until.get(receipt, 0.0) <= now:
+        if self.is_expired(receipt):
             return _failed(entry, f"Value {receipt} for parameter ReceiptHandle is invalid. Reason: Message {TOO_LATE}")
         if wanted_s > VISIBILITY_MAX_S or now + wanted_s > self._received_at[receipt] + VISIBILITY_MAX_S:
             return _failed(entry, f"Value {wanted_s} for parameter VisibilityTimeout is invalid. Reason: {TOO_LONG}")

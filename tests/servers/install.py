@@ -5,7 +5,7 @@ import shutil
 import sys
 import time
 
-from servers import elasticmq, machine, opensearch, pubsub, seaweedfs, shared
+from servers import elasticmq, fakegcs, machine, opensearch, pubsub, seaweedfs, shared
 from servers.machine import MissingPackageError, MissingServerError, Report
 
 BUILDS = {
@@ -13,6 +13,7 @@ BUILDS = {
     "elasticmq": elasticmq.build,
     "seaweedfs": seaweedfs.build,
     "pubsub": pubsub.build,
+    "fakegcs": fakegcs.build,
 }
 """The servers that are no Debian package by themselves."""
 APT_GET = ("apt-get", "--quiet", "-o", "DPkg::Lock::Timeout=600")

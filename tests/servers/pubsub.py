@@ -1,6 +1,7 @@
 """Google's fake of Cloud Pub/Sub for tests, in memory: on a free port of this machine, stopped by its process id."""
 
 import socket
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +19,12 @@ class PubSubServer:
     def __init__(self, program: Path, folder: Path) -> None:
         self.port = machine.free_port()
         self.address = f"127.0.0.1:{self.port}"
+        self._control_port = machine.free_port()
         self._program = program
         self._process = ServerProcess(folder, self._answers)
 
     def start(self) -> None:
-        self._process.start([str(self._program), "-port", str(self.port)])
+        self._process.start([str(self._program), "-port", str(self.port), "-control", str(self._control_port)])
 
     def stop(self) -> None:
         """At once, as a crash would."""
@@ -32,13 +34,28 @@ class PubSubServer:
         self.stop()
         self.start()
 
+    def advance(self, seconds: float) -> None:
+        """Move its clock ahead, or back."""
+        self._ask(f"advance?by={round(seconds * 1000)}ms")
+
+    def unacked(self, topic: str) -> int:
+        """How many messages of a topic nobody has acked; the topic has one subscription."""
+        return int(self._ask(f"unacked?topic={topic}"))
+
     @property
     def pid(self) -> int:
         return self._process.pid
 
+    def _ask(self, control: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._control_port}/{control}") as answer:
+            return str(answer.read(), "ascii")
+
     def _answers(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+        for port in (self.port, self._control_port):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) != 0:
+                    return False
+        return True
 
 
 @contextmanager

@@ -3,15 +3,19 @@
 import os
 from contextlib import ExitStack
 
-from servers import pgbouncer, pubsub, seaweedfs
+from servers import pgbouncer, seaweedfs
 from servers.elasticmq import ElasticMqServer, elasticmq_server
 from servers.elasticmq import find_home as find_elasticmq
+from servers.fakegcs import FakeGcsServer, fakegcs_server
+from servers.fakegcs import find_program as find_fakegcs
 from servers.faketime import find_library
 from servers.http import HttpService, find_openssl, http_service
 from servers.machine import MissingServerError
 from servers.opensearch import TIGHT, OpenSearchServer, opensearch_server
 from servers.opensearch import find_home as find_opensearch
 from servers.postgres import PostgresServer, find_binaries, postgres_server
+from servers.pubsub import PubSubServer, pubsub_server
+from servers.pubsub import find_program as find_pubsub
 from servers.rabbitmq import RabbitServer, rabbit_server
 from servers.rabbitmq import find_programs as find_rabbitmq
 from servers.redis import RedisServer, redis_server
@@ -30,7 +34,8 @@ NEEDED = {
     "rabbitmq": find_rabbitmq,
     "elasticmq": find_elasticmq,
     "seaweedfs": seaweedfs.find_program,
-    "pubsub": pubsub.find_program,
+    "pubsub": find_pubsub,
+    "fakegcs": find_fakegcs,
 }
 """Finds each of them, or raises MissingServerError; only `make servers` installs any."""
 
@@ -42,6 +47,8 @@ _opensearch: list[OpenSearchServer] = []
 _rabbitmq: list[RabbitServer] = []
 _seaweedfs: list[seaweedfs.SeaweedServer] = []
 _elasticmq: list[ElasticMqServer] = []
+_pubsub: list[PubSubServer] = []
+_fakegcs: list[FakeGcsServer] = []
 
 
 def postgres() -> PostgresServer:
@@ -93,6 +100,20 @@ def elasticmq() -> ElasticMqServer:
     return _elasticmq[0]
 
 
+def pubsub() -> PubSubServer:
+    """The shared Pub/Sub; nobody may stop it, and who moves its clock moves it back."""
+    if not _pubsub:
+        _pubsub.append(_stack.enter_context(pubsub_server()))
+    return _pubsub[0]
+
+
+def fakegcs() -> FakeGcsServer:
+    """The shared fake of Cloud Storage, which publishes to the shared Pub/Sub; nobody may stop it."""
+    if not _fakegcs:
+        _fakegcs.append(_stack.enter_context(fakegcs_server(pubsub().address)))
+    return _fakegcs[0]
+
+
 def stop_all() -> None:
     _postgres.clear()
     _redis.clear()
@@ -101,6 +122,8 @@ def stop_all() -> None:
     _rabbitmq.clear()
     _seaweedfs.clear()
     _elasticmq.clear()
+    _pubsub.clear()
+    _fakegcs.clear()
     _stack.close()
 
 

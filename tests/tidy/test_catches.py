@@ -33,6 +33,7 @@ CATCHES = {
     ("flow/transactional.py", "write_all"): "calls a sink, which runs a handler",
     ("ingest/dialects/function.py", "function_dialect.dialect"): "runs the type and the function of a user on a body",
     ("ingest/executor.py", "ObjectExecutor._attempt"): "calls a sink, which runs a handler",
+    ("ingest/executor.py", "ObjectExecutor._write"): "calls a sink, which runs a handler",
     ("operate/force.py", "ForceWriter._apply"): "calls a sink, which runs a handler",
     ("operate/force.py", "ForceWriter._read"): "runs the refetch function of a user",
     ("operate/force.py", "ForceWriter._transact"): "calls a sink, which runs a handler",

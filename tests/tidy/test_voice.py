@@ -36,6 +36,7 @@ FOLDERS = (
     "src/keywise/adapters/function/",
     "src/keywise/adapters/http/",
     "src/keywise/adapters/opensearch/",
+    "src/keywise/adapters/pubsub/",
     "src/keywise/adapters/rabbitmq/",
     "src/keywise/cli/",
     "src/keywise/core/",

@@ -28,6 +28,7 @@ from keywise.adapters.postgres.serial.queue_backend import PostgresQueueTurns
 from keywise.adapters.postgres.serial.transaction import PostgresTurnsTransaction
 from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import PostgresSource, PostgresTransactionalQueue
+from keywise.adapters.pubsub.source import PubSubSource
 from keywise.adapters.rabbitmq.source import RabbitSource
 from keywise.adapters.redis.ledger.dump import RedisLedgerTransfer
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
@@ -63,6 +64,7 @@ from keywise.core.source import (
     LeaseFollowingSource,
     OutboxSource,
     ParkingSource,
+    RedrivingSource,
     Source,
     TransactionalQueue,
     TransactionalSource,
@@ -71,7 +73,14 @@ from keywise.core.transaction import MarkingTransaction, Transaction
 from keywise.core.transfer import LedgerTransfer
 
 # Sources.
-SOURCE: tuple[type[Source], ...] = (MemorySource, SqliteSource, PostgresSource, RabbitSource, SqsSource)
+SOURCE: tuple[type[Source], ...] = (
+    MemorySource,
+    SqliteSource,
+    PostgresSource,
+    RabbitSource,
+    SqsSource,
+    PubSubSource,
+)
 TRANSACTIONAL_SOURCE: tuple[type[TransactionalSource], ...] = (MemorySource, SqliteSource, PostgresSource)
 TRANSACTIONAL_QUEUE: tuple[type[TransactionalQueue], ...] = (
     MemoryTransactionalQueue,
@@ -87,15 +96,17 @@ PARKING_SOURCE: tuple[type[ParkingSource], ...] = (
     PostgresTransactionalQueue,
 )
 OUTBOX_SOURCE: tuple[type[OutboxSource], ...] = (PostgresSource,)
-HEADER_SOURCE: tuple[type[HeaderSource], ...] = (RabbitSource, SqsSource)
+HEADER_SOURCE: tuple[type[HeaderSource], ...] = (RabbitSource, SqsSource, PubSubSource)
 ACK_TIMEOUT_SOURCE: tuple[type[AckTimeoutSource], ...] = (RabbitSource,)
-BACKLOG_SOURCE: tuple[type[BacklogSource], ...] = (RabbitSource, SqsSource)
+BACKLOG_SOURCE: tuple[type[BacklogSource], ...] = (RabbitSource, SqsSource, PubSubSource)
+REDRIVING_SOURCE: tuple[type[RedrivingSource], ...] = (PubSubSource,)
 LEASE_FOLLOWING_SOURCE: tuple[type[LeaseFollowingSource], ...] = (
     MemorySource,
     SqliteSource,
     PostgresSource,
     RabbitSource,
     SqsSource,
+    PubSubSource,
 )
 
 # Ledgers.

@@ -28,6 +28,7 @@ ADAPTERS = {
         **dict.fromkeys(POSTGRES, "keywise.adapters.postgres.source"),
         **dict.fromkeys(("amqp", "amqps"), "keywise.adapters.rabbitmq.source"),
         "sqs": "keywise.adapters.sqs.source",
+        "pubsub": "keywise.adapters.pubsub.source",
     },
     "ledgers": {
         "memory": "keywise.adapters.memory.ledger",
@@ -57,7 +58,7 @@ ADAPTERS = {
 }
 
 # Packages of `keywise.adapters` that have a client library, with the extra that brings it.
-EXTRAS = {name: name for name in ("postgres", "redis", "rabbitmq", "sqs", "opensearch", "http")} | {
+EXTRAS = {name: name for name in ("postgres", "redis", "rabbitmq", "sqs", "pubsub", "opensearch", "http")} | {
     "obstore": "objects"
 }
 

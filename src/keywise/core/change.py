@@ -45,7 +45,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     """How often the message was delivered, including this time."""
     headers: Mapping[str, str] | None = None
     routing_key: str = ""
-    """On RabbitMQ, the routing key that the producer published the message with; on SQS, its group; empty elsewhere."""
+    """On RabbitMQ the routing key of the producer, on SQS the message group, on Pub/Sub the ordering key."""
 
 
 class ChangeHeader(msgspec.Struct, gc=False):

@@ -31,8 +31,12 @@ class Source(AsyncResource, Protocol):
     async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
         """Return up to `limit` deliveries; wait up to `wait_s` for the first one."""
 
-    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
-        """Keep deliveries hidden for longer. A delivery that another consumer has received since is left alone."""
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
+        """Keep deliveries hidden for longer, and return those that it refused, as far as the service says so.
+
+        A refused delivery is no longer this consumer's: its receipt has expired, or another consumer has received the
+        message since. It is left alone.
+        """
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         """Forget deliveries. Acking one that already came back does nothing."""
@@ -43,8 +47,11 @@ class Source(AsyncResource, Protocol):
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         """Append messages. They are durable when the call returns."""
 
-    async def depth(self) -> int:
-        """Count the messages that are not acked yet, including delayed and delivered ones."""
+    async def depth(self) -> int | None:
+        """Count the messages that are not acked yet, including delayed and delivered ones.
+
+        None: the service does not count them. Such a source is a `BacklogSource`.
+        """
 
 
 class Backlog(msgspec.Struct, frozen=True):
@@ -136,6 +143,17 @@ class AckTimeoutSource(Protocol):
 
 
 @runtime_checkable
+class RedrivingSource(Protocol):
+    """A source whose service takes a message away once it was delivered too often, and cannot be kept from it."""
+
+    def last_delivery(self, delivery: Delivery) -> str:
+        """Say why the service will not deliver this message again; empty if it will.
+
+        The flow stores such a delivery as a dead letter and acks it, because any interruption would lose the message.
+        """
+
+
+@runtime_checkable
 class LeaseFollowingSource(Protocol):
     """Redelivers the messages of a dead consumer about one lease after it died, unless the URL sets another time."""
 
@@ -156,7 +174,10 @@ class BacklogSource(Protocol):
 
 async def backlog_of(source: Source) -> Backlog:
     """Return the backlog of any source; the depth of most is exact."""
-    return await source.backlog() if isinstance(source, BacklogSource) else Backlog(await source.depth())
+    if isinstance(source, BacklogSource):
+        return await source.backlog()
+    depth = await source.depth()
+    return Backlog(depth or 0, is_all=depth is not None)
 
 
 def visibility_of(options: Mapping[str, str]) -> float | None:

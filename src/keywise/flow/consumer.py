@@ -10,6 +10,7 @@ from keywise.core.dead_letter import DeadLetterRequest
 from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
 from keywise.core.sink import is_atomic
+from keywise.core.source import RedrivingSource
 from keywise.flow.dead_letters import DeadLetterStep
 from keywise.flow.degraded.worker import DegradedWorker
 from keywise.flow.eviction import EvictionQueue
@@ -60,6 +61,7 @@ class Consumer:
         self._asked = [0] * len(pipeline.sources)
         """How many deliveries each source is being asked for by a `receive` that is under way."""
         self._evictions = [EvictionQueue(self._settlement) for _ in pipeline.sources]
+        self._redriving = [source if isinstance(source, RedrivingSource) else None for _, source in pipeline.sources]
         self._heartbeat = Heartbeat(
             lease_s=pipeline.settings.lease_s,
             margin_s=pipeline.settings.margin_s,
@@ -208,9 +210,11 @@ class Consumer:
     async def _take_in(self, index: int, deliveries: Sequence[Delivery]) -> None:
         pipeline = self._pipeline
         read_batch = pipeline.reader.read(deliveries, index, pipeline.clock())
+        if (redriving := self._redriving[index]) is not None:
+            _take_out_last_deliveries(read_batch, redriving)
         self._lanes.add(read_batch.tickets)
         self._lanes.arrivals.notify()
-        if read_batch.malformed or read_batch.ignored:
+        if read_batch.unread:
             await self._set_aside(index, read_batch)
 
     def _evict_blocked(self) -> None:
@@ -228,15 +232,17 @@ class Consumer:
             await self._settlement.recall(freed)
 
     async def _set_aside(self, index: int, read_batch: ReadBatch) -> None:
-        """Dead-letter malformed deliveries, and ack them and the ignored ones."""
+        """Dead-letter malformed and last deliveries, and ack them and the ignored ones."""
         pipeline, settlement = self._pipeline, self._settlement
-        requests = [DeadLetterRequest(settlement.unread_letter(bad, index)) for bad in read_batch.malformed]
+        letters = [settlement.unread_letter(bad, index) for bad in read_batch.malformed]
+        letters += [settlement.letter(ticket, cause) for ticket, cause in read_batch.last]
+        requests = [DeadLetterRequest(letter) for letter in letters]
         if requests:
             try:
                 await pipeline.retry_until_reachable(LEDGER, DeadLetterStep(pipeline, requests))
             except UnavailableError:
                 # A dead letter is stored in the ledger. Until the ledger is back, the message is redelivered.
-                await settlement.release_unread(index, [bad.delivery for bad in read_batch.malformed])
+                await settlement.release_unread(index, read_batch.dead)
                 read_batch = ReadBatch(ignored=read_batch.ignored)
         settlement.report_unread(read_batch)
         await settlement.ack_unread(index, read_batch.unread)
@@ -324,6 +330,13 @@ class Consumer:
 
     def _lost(self, claim: Claim) -> None:
         self._pipeline.emit(events.ClaimLost(pipeline=self._pipeline.name, key=claim.key))
+
+
+def _take_out_last_deliveries(read_batch: ReadBatch, source: RedrivingSource) -> None:
+    """Turn changes that their source cannot deliver again into dead letters, before anything can interrupt them."""
+    causes = [(ticket, source.last_delivery(ticket.delivery)) for ticket in read_batch.tickets]
+    read_batch.last = [(ticket, cause) for ticket, cause in causes if cause]
+    read_batch.tickets = [ticket for ticket, cause in causes if not cause]
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

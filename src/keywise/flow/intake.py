@@ -41,16 +41,23 @@ class Malformed(NamedTuple):
 
 
 class ReadBatch(msgspec.Struct):
-    """The result of reading a batch of deliveries; malformed and ignored ones come with the reason."""
+    """The result of reading a batch of deliveries; those that are not processed come with the reason."""
 
     tickets: list[Ticket] = []
     malformed: list[Malformed] = []
     ignored: list[tuple[Delivery, str]] = []
+    last: list[tuple[Ticket, str]] = []
+    """Changes that their source cannot deliver again; the consumer takes them from the tickets."""
 
     @property
     def unread(self) -> list[Delivery]:
-        """The deliveries that became no change: malformed and ignored ones."""
-        return [*(bad.delivery for bad in self.malformed), *(delivery for delivery, _ in self.ignored)]
+        """The deliveries that are not processed: malformed, last and ignored ones."""
+        return [*self.dead, *(delivery for delivery, _ in self.ignored)]
+
+    @property
+    def dead(self) -> list[Delivery]:
+        """The deliveries that become dead letters without being processed: malformed and last ones."""
+        return [*(bad.delivery for bad in self.malformed), *(ticket.delivery for ticket, _ in self.last)]
 
 
 class Intake(Protocol):

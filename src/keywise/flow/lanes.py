@@ -32,10 +32,10 @@ class Ticket(msgspec.Struct, gc=False):
     """Replaced when the message is redelivered, because an ack with an old receipt does nothing."""
     source: int = 0
     extended_at: float = 0.0
-    is_orphaned: bool = False
-    """The source has given the message to another consumer, or is about to: it has refused to extend the delivery."""
     unanswered_at: float | None = None
     """When the first unanswered transaction with this change began. It may have stored a dead letter."""
+    is_orphaned: bool = False
+    """The source has given the message to another consumer, or is about to. A redelivery to this one ends that."""
 
 
 class State(enum.Enum):

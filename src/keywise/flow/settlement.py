@@ -88,19 +88,19 @@ class Settlement:
         name = self.pipeline.name
         for _, cause, traceback in read_batch.malformed:
             self.pipeline.emit(events.DeadLettered(pipeline=name, key="", cause=cause, traceback=traceback))
-        if read_batch.malformed:
-            self.pipeline.emit(
-                events.Settled(pipeline=self.pipeline.name, outcome=Outcome.DEAD, changes=len(read_batch.malformed))
-            )
+        for ticket, cause in read_batch.last:
+            self.pipeline.emit(self.dead_lettered(ticket, cause))
+        if dead := read_batch.dead:
+            self.pipeline.emit(events.Settled(pipeline=self.pipeline.name, outcome=Outcome.DEAD, changes=len(dead)))
         for reason, count in Counter(reason for _, reason in read_batch.ignored).items():
             self.pipeline.emit(events.Ignored(pipeline=self.pipeline.name, reason=reason, changes=count))
 
     async def ack_unread(self, index: int, deliveries: Sequence[Delivery]) -> None:
-        """Ack deliveries that never became changes."""
+        """Ack deliveries that are not processed."""
         await self._at(index, lambda source: source.ack(deliveries))
 
     async def release_unread(self, index: int, deliveries: Sequence[Delivery]) -> None:
-        """Release deliveries that never became changes; the source redelivers them later."""
+        """Release deliveries that are not processed; the source redelivers them later."""
         await self._at(index, lambda source: self._release_for_longer(source, deliveries))
 
     async def settle(self, settled: Sequence[SettledTicket]) -> None:
@@ -161,12 +161,23 @@ class Settlement:
         await self.release([ticket], wait_s)
 
     async def extend(self, tickets: Iterable[Ticket], age: float) -> None:
-        """Extend deliveries whose last extension is older than the fraction `age` of the visibility timeout."""
+        """Extend deliveries whose last extension is older than the fraction `age` of the visibility timeout.
+
+        A ticket whose delivery the source refuses to extend is orphaned from then on.
+        """
         now, limits = self.pipeline.clock(), [source.visibility_s for _, source in self.pipeline.sources]
         due = [t for t in tickets if (s := limits[t.source]) is not None and now - t.extended_at >= s * age]
         for ticket in due:
             ticket.extended_at = now
-        await self._each_source(due, lambda source, some: source.extend(_deliveries(some), source.visibility_s or 0.0))
+        await self._each_source(due, self._extend)
+
+    async def _extend(self, source: Source, tickets: Sequence[Ticket]) -> None:
+        refused = await source.extend(_deliveries(tickets), source.visibility_s or 0.0)
+        receipts = {(one.id, one.receipt) for one in refused}
+        for ticket in tickets if receipts else ():
+            # A redelivery that came while the source answered has a receipt of its own, and is not concerned.
+            if (ticket.delivery.id, ticket.delivery.receipt) in receipts:
+                ticket.is_orphaned = True
 
     async def _each_source(
         self, tickets: Iterable[Ticket], act: Callable[[Source, list[Ticket]], Awaitable[None]]

@@ -7,7 +7,7 @@ import msgspec
 
 from keywise.core.change import Delivery
 from keywise.core.errors import MalformedError, UnavailableError
-from keywise.core.source import Backlog, Source, backlog_of
+from keywise.core.source import Backlog, RedrivingSource, Source, backlog_of
 from keywise.ingest.announcement import AnnouncedObject, announced, decode_announcement, is_announcement
 from keywise.ingest.dialects import Dialect, read_notification
 from keywise.ingest.notification import Announcement, ObjectEvent, ObjectSelection, Skipped, Unreadable
@@ -74,8 +74,14 @@ class AnnouncementSource:
             await self._source.release(deliveries, 0.0)
             raise
 
-    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
-        await self._source.extend(self._of_newest_receipt(deliveries), visibility_s)
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
+        refused = await self._source.extend(self._of_newest_receipt(deliveries), visibility_s)
+        lost = {(one.id, one.receipt) for one in refused}
+        parts = (one for one in deliveries if isinstance(one, AnnouncedDelivery)) if lost else ()
+        return [one for one in parts if (one.message, one.receipt) in lost]
+
+    def last_delivery(self, delivery: Delivery) -> str:
+        return self._source.last_delivery(delivery) if isinstance(self._source, RedrivingSource) else ""
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         await self._end(deliveries, None)
@@ -86,7 +92,7 @@ class AnnouncementSource:
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         await self._source.send(bodies, delay_s=delay_s)
 
-    async def depth(self) -> int:
+    async def depth(self) -> int | None:
         return await self._source.depth()
 
     async def backlog(self) -> Backlog:

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from keywise.core.change import Outcome
 from keywise.core.entry import Certainty, Claim
-from keywise.core.errors import KeywiseError, UnavailableError
+from keywise.core.errors import DatabaseError, KeywiseError, ObjectError, UnavailableError
 from keywise.core.failures import cause_of_error
 from keywise.core.sink import APPLIED, SinkResult
 from keywise.core.tracebacks import traceback_of
@@ -28,6 +30,8 @@ PORTION_BYTES = 4 * 1024 * 1024
 """Small objects share a transaction until they have so many bytes together."""
 RESERVED_PART = 4
 """One worker task in this many is reserved for small objects."""
+STORE = "store"
+"""The name of the store in `Unavailable` events."""
 ALONE_MAX = 10_000
 """How many objects are remembered as too large to share."""
 
@@ -76,7 +80,7 @@ class ObjectExecutor:
         report_handled(self._pipeline, jobs, started)
         for job, execution in zip(jobs, executions, strict=True):
             if isinstance(execution, Ran) and execution.committed:
-                self._health.succeeded(job.claim)
+                self._note_success(job.claim)
         return executions
 
     async def _attempt(self, job: Job, act: Callable[[ObjectRun], Awaitable[T]]) -> T | Execution:
@@ -86,19 +90,24 @@ class ObjectExecutor:
         except Exception as error:
             return self._judge(job, error)
 
+    def _note_success(self, claim: Claim) -> None:
+        self._health.succeeded(claim)
+        self._refusals = 0
+        self._pipeline.report_answer(STORE)
+
     # Small objects.
 
     async def _execute_together(self, jobs: Sequence[Job]) -> list[Execution]:
         executions: dict[int, Execution] = {}
-        small: list[Portion] = []
+        small: list[tuple[Job, Portion]] = []
         for start in range(0, len(jobs), READS_AT_ONCE):
             some = jobs[start : start + READS_AT_ONCE]
             for job, found in zip(some, await asyncio.gather(*map(self._read, some)), strict=True):
                 if isinstance(found, Portion):
-                    small.append(found)
+                    small.append((job, found))
                 else:
                     executions[job.claim.token] = found
-            if sum(one.size for one in small) >= PORTION_BYTES:
+            if sum(portion.size for _, portion in small) >= PORTION_BYTES:
                 executions |= await self._write(small)
                 small = []
         executions |= await self._write(small)
@@ -107,36 +116,43 @@ class ObjectExecutor:
     async def _read(self, job: Job) -> Portion | Execution:
         """Return a small object as one portion; otherwise what becomes of its job."""
         found = await self._attempt(job, lambda run: run.read_small(SMALL_BYTES))
-        return self._leave_alone(job.claim) if found is None else found
+        return self._leave_alone(job) if found is None else found
 
-    def _leave_alone(self, claim: Claim) -> Execution:
+    def _leave_alone(self, job: Job) -> Execution:
         """Release an object that cannot share a call; it is claimed again, and gets a call of its own."""
-        self._alone[claim.key] = None
+        self._alone[job.claim.key] = None
         if len(self._alone) > ALONE_MAX:
             del self._alone[next(iter(self._alone))]
         return NOT_STARTED
 
-    async def _write(self, portions: list[Portion]) -> dict[int, Execution]:
-        if not portions:
+    async def _write(self, small: Sequence[tuple[Job, Portion]]) -> dict[int, Execution]:
+        if not small:
             return {}
         try:
-            await self._tools.writer.write(portions)
-        except (KeywiseError, TimeoutError) as error:
-            if isinstance(error, UnavailableError):
-                await self._pipeline.back_off("ledger", error, 1)
-            # Any of them may be the reason. Each is tried alone, and only one that fails alone costs an attempt.
-            return {one.claim.token: self._leave_alone(one.claim) for one in portions}
-        states = {one.claim.token: one.state for one in portions}
-        return {token: Ran(APPLIED, committed=state is PortionState.COMMITTED) for token, state in states.items()}
+            await self._tools.writer.write([portion for _, portion in small])
+        except Exception as error:
+            if isinstance(error, DatabaseError):
+                raise
+            # Any of them may be the reason. If nothing of unknown outcome was written, each is tried alone, and only
+            # one that fails alone costs an attempt.
+            is_clean = self._tools.writer.fails_clean or _is_clean(error)
+            return {
+                job.claim.token: self._leave_alone(job) if is_clean else self._judge(job, error) for job, _ in small
+            }
+        return {
+            job.claim.token: Ran(APPLIED, committed=portion.state is PortionState.COMMITTED) for job, portion in small
+        }
 
     # Endings.
 
     def _judge(self, job: Job, error: Exception) -> Execution:
         """Return how the attempt at an object ends that raised."""
-        claim = self._tools.heartbeat.current(job.claim)
+        claim, fails_clean = self._tools.heartbeat.current(job.claim), self._tools.writer.fails_clean
         match error:
+            case DatabaseError():
+                raise error
             case WriteFailedError(result=result):
-                return Ran(result, rest_s=self._rest_s(result))
+                return self._judge_result(claim, result)
             case ClaimLostError():
                 return NOT_STARTED
             case StoreError() if self._health.is_away(claim):
@@ -146,26 +162,42 @@ class ObjectExecutor:
                 return Ran(SinkResult(Outcome.FAILED, str(error)))
             case TimeoutError() if self._tools.heartbeat.is_cut_off([claim]):
                 return CutOff("the claim ended before the object was written")
-            case TimeoutError() if self._tools.writer.fails_clean:
+            case TimeoutError() if fails_clean:
                 return Ran(SinkResult(Outcome.FAILED, "the claim ended before the part was written"))
-            case UnavailableError() if self._tools.writer.fails_clean:
+            case UnavailableError() if fails_clean:
                 # The transaction may have committed or not. In both cases the position says where to go on.
-                return self._away(str(error))
-            case KeywiseError():
+                return self._judge_result(claim, SinkResult(Outcome.BUSY, str(error)))
+            case KeywiseError() if not isinstance(error, UnavailableError):
                 return Ran(SinkResult(Outcome.FAILED, str(error), permanent=True))
-            case _ if self._tools.writer.fails_clean:
+            case _ if fails_clean:
                 return Ran(SinkResult(Outcome.FAILED, cause_of_error(error), traceback=traceback_of(error)))
             case _:
                 return Ran(unknown_result(error))
 
-    def _away(self, cause: str) -> Execution:
-        """The store or the ledger cannot be reached: the object is not to blame, and waits."""
-        result = SinkResult(Outcome.BUSY, cause, certainty=Certainty.CLEAN)
-        return Ran(result, rest_s=self._rest_s(result))
-
-    def _rest_s(self, result: SinkResult) -> float:
+    def _judge_result(self, claim: Claim, result: SinkResult) -> Execution:
+        """Return how an attempt ends by the answer of the sink. A sink that is away is not the fault of the object."""
         if result.outcome is not Outcome.BUSY or result.wait_s is not None:
-            return 0.0
+            return Ran(result)
+        if not self._health.is_away(claim):
+            return Ran(replace(result, outcome=Outcome.FAILED))
+        rest_s = self._rest_s("sink", result.cause)
+        is_clean = result.certainty is Certainty.CLEAN
+        # A write of unknown outcome must not be followed by a release.
+        return Ran(result, rest_s=rest_s) if is_clean else CutOff(result.cause, rest_s)
+
+    def _away(self, cause: str) -> Execution:
+        """The store cannot be reached: the object is not to blame, and waits."""
+        return Ran(SinkResult(Outcome.BUSY, cause), rest_s=self._rest_s(STORE, cause))
+
+    def _rest_s(self, what: str, cause: str) -> float:
+        """Report that the store or the sink is away; return how long the worker task backs off."""
         self._refusals += 1
-        rounds = 1 + self._refusals // self.side_by_side
-        return self._pipeline.report_unavailable("store", UnavailableError(result.cause), min(rounds, AWAY_ROUNDS_MAX))
+        rounds = min(1 + self._refusals // self.side_by_side, AWAY_ROUNDS_MAX)
+        return self._pipeline.report_unavailable(what, UnavailableError(cause), rounds)
+
+
+def _is_clean(error: Exception) -> bool:
+    """Whether no call of the sink is in flight, and each that ended has a known result."""
+    if isinstance(error, WriteFailedError):
+        return error.result.certainty is Certainty.CLEAN
+    return isinstance(error, ClaimLostError | ObjectError)

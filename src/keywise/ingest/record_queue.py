@@ -69,8 +69,8 @@ class RecordQueue:
             received.append(heapq.heappop(self._ready)[2])
         return received
 
-    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
-        pass
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
+        return ()
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:

@@ -74,7 +74,7 @@ def test_an_extension_does_not_wait_for_a_message_that_is_being_acked():
             deliveries = await source.receive(3, 0.0)
             async with database.transaction() as acking:
                 await acking.execute("delete from keywise_held where id = $1", deliveries[1].id)
-                await source.extend(deliveries, 3600.0)
+                assert await source.extend(deliveries, 3600.0) == [], "nobody else has one of them"
             rows = await database.read(_HIDDEN_FOR_S, [one.id for one in deliveries])
             assert [round(hidden_s / 600) for (hidden_s,) in rows] == [6, 6]
 

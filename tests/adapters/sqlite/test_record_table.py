@@ -6,13 +6,13 @@ from contextlib import closing, nullcontext
 import pytest
 
 from adapters.benches import two_databases
-from adapters.record_tables import URI, record
+from adapters.record_tables import URI, record, sqlite_records
 from keywise import adapters
 from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.adapters.sqlite.record_table import SqliteRecordTable
 from keywise.core.entry import LedgerPolicy
-from keywise.core.errors import AddressError, SettingsError
+from keywise.core.errors import AddressError, SettingsError, UnavailableError
 from keywise.core.statements import UserRecordTable
 from keywise.core.url import Address
 from running import awaited, run
@@ -98,3 +98,15 @@ async def test_without_options_the_table_has_the_name_of_the_pipeline():
 def test_an_option_that_is_unknown_is_refused():
     with pytest.raises(AddressError, match="unknown option 'key'"):
         adapters.connect_record_sink(Address("sqlite:///shop.db?key=id", "logs", {}))
+
+
+@awaited
+async def test_a_full_disk_passes_and_is_no_fault_of_a_record():
+    """The limit of pages is a real SQLITE_FULL."""
+    async with sqlite_records() as bench:
+        with pytest.raises(UnavailableError, match="disk is full"):
+            async with bench.ledger.transaction() as transaction:
+                [[pages]] = transaction.connection.execute("pragma page_count").fetchall()
+                transaction.connection.execute(f"pragma max_page_count = {pages + 2}")
+                await bench.table.write(transaction, [record(number, b"x" * 4000) for number in range(100)])
+        assert await bench.rows() == []

@@ -57,8 +57,8 @@ class ShortTimesSource:
         self._source = source
         self._second_s = second_s
 
-    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
-        await self._source.extend(deliveries, visibility_s * self._second_s)
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
+        return await self._source.extend(deliveries, visibility_s * self._second_s)
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         await self._source.release(deliveries, delay_s * self._second_s)

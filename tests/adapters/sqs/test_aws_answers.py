@@ -39,11 +39,29 @@ async def test_a_refused_extension_does_nothing_and_the_next_receipt_counts():
         [old] = await received(source, 1)
         [new] = await received(source, 1)
         assert (new.id, new.count) == (old.id, 2) and new.receipt != old.receipt
-        await source.extend([old], 60.0)
+        assert await source.extend([old], 60.0) == [old]
         await source.ack([old])
         assert await source.depth() == 1
         await source.ack([new])
         assert await source.depth() == 0
+
+
+@awaited
+async def test_an_extension_after_the_visibility_timeout_is_refused_also_if_no_other_consumer_has_the_message():
+    queue = created(shared.elasticmq(), fresh("expired"))
+    async with (
+        aws_answers(shared.elasticmq().url) as aws,
+        source_at(aws.port, queue, visibility_s=900.0) as source,
+    ):
+        await source.send([b"%d" % number for number in range(15)])
+        held = await received(source, 15)
+        await source.send([b"late"])
+        async with source_at(aws.port, queue, visibility_s=1.0) as brief:
+            [late] = await received(brief, 1)
+        await until(lambda: aws.is_expired(str(late.receipt)))
+        assert await source.extend([*held[:12], late, *held[12:]], 900.0) == [late]
+        [again] = await received(source, 1)
+        assert (again.id, await source.extend([again], 900.0)) == (late.id, [])
 
 
 @awaited
@@ -84,7 +102,7 @@ async def test_a_message_that_is_held_for_hours_is_copied_once_and_comes_again_u
         await source.send_again(b"\xff", {"sender": "cms"}, "g")
         [held] = await received(source, 1)
         for _ in range(3):
-            await source.extend([held], 60.0)
+            assert await source.extend([held], 60.0) == [], "its worker goes on"
         assert len(aws.of("SendMessageBatch")) == 2
         assert timeouts(aws) == []
         [copy] = await received(source, 1)

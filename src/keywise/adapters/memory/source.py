@@ -42,9 +42,10 @@ class MemorySource(TableQueue):
             await self._something_visible(wait_s)
         return self._any_visible()
 
-    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
         async with self.database.exclusive():
             self._hide(deliveries, visibility_s)
+            return [one for one in deliveries if not self._is_current(one)]
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         async with self.database.exclusive():

@@ -75,9 +75,12 @@ class PostgresSource(TableQueue):
         self._expects_more = len(rows) == limit
         return [Delivery(id, receipt, body, sent_at, count) for id, count, sent_at, body in rows]
 
-    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
-        if deliveries:
-            await self.database.write(_SQL["extend"], *_receipts(deliveries), visibility_s)
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
+        if not deliveries:
+            return []
+        rows = await self.database.write(_SQL["extend"], *_receipts(deliveries), visibility_s)
+        refused = {(id, receipt) for id, receipt in rows}
+        return [one for one in deliveries if (one.id, one.receipt) in refused]
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries:

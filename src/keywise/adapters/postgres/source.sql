@@ -57,15 +57,22 @@ from unnest($1::bigint[], $2::bigint[]) as mine (id, receipt)
 where held.id = any($1::bigint[]) and held.id = mine.id and held.receipt = mine.receipt;
 
 -- Never waits for a row: an ack that runs at the same time may lock the same rows in another order. What is locked is
--- being acked or released, and needs no extension.
+-- being acked or released, and needs no extension. Returns the receipts that are no longer those of their messages.
 -- name: extend
-update keywise_held set visible_at = extract(epoch from clock_timestamp())::float8 + $3::float8
-where id = any(array(
-    select held.id from keywise_held as held
-    join unnest($1::bigint[], $2::bigint[]) as mine (id, receipt) on held.id = mine.id and held.receipt = mine.receipt
-    where held.id = any($1::bigint[])
-    for update of held skip locked
-));
+with extended as (
+    update keywise_held set visible_at = extract(epoch from clock_timestamp())::float8 + $3::float8
+    where id = any(array(
+        select held.id from keywise_held as held
+        join unnest($1::bigint[], $2::bigint[]) as mine (id, receipt)
+            on held.id = mine.id and held.receipt = mine.receipt
+        where held.id = any($1::bigint[])
+        for update of held skip locked
+    ))
+)
+select mine.id, mine.receipt from unnest($1::bigint[], $2::bigint[]) as mine (id, receipt)
+left join keywise_held as held
+    on held.id = any($1::bigint[]) and held.id = mine.id and held.receipt = mine.receipt
+where held.id is null;
 
 -- name: park
 update keywise_held as held

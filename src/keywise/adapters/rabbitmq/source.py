@@ -160,8 +160,9 @@ class RabbitSource:
             await self._renew(subscription, unfit)
         return subscription.take(limit)
 
-    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
         """Do nothing: the broker hides deliveries from other consumers as long as the channel lives."""
+        return ()
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         if self._subscription is not None:

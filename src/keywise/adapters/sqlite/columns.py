@@ -22,10 +22,13 @@ async def create_if_missing(database: SqliteDatabase, table: str, creation: str)
 def refusals(database: SqliteDatabase, table: str) -> Iterator[None]:
     """Turn errors of a write into ours: of a change that will never fit into the table, `PermanentError`."""
     try:
-        with sqlite_errors(database.path):
-            yield
+        yield
     except _REFUSALS as error:
         raise PermanentError(f"table {table} refuses it: {error}") from error
+    except sqlite3.Error:
+        # Not around the write: batches are often small, and this would be a fifth of the time of a write.
+        with sqlite_errors(database.path):
+            raise
 
 
 def folds_texts(connection: sqlite3.Connection, table: str, column: str) -> bool:

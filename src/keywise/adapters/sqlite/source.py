@@ -53,8 +53,9 @@ class SqliteSource(TableQueue):
             return []
         return await self.database.write(lambda connection: self._take(connection, limit))
 
-    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
-        await self.release(deliveries, visibility_s)
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
+        until = self.database.now() + visibility_s
+        return await self.database.write(lambda connection: self._extend(connection, deliveries, until))
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         receipts = [(one.id, one.receipt) for one in deliveries]
@@ -121,6 +122,13 @@ class SqliteSource(TableQueue):
         else:
             fresh = ((first + index, now, body) for index, body in enumerate(bodies))
             connection.executemany(_SQL["send"], fresh)
+
+    def _extend(self, connection: sqlite3.Connection, deliveries: Sequence[Delivery], until: float) -> list[Delivery]:
+        """Return the deliveries whose receipts are no longer those of their messages."""
+        moved = [(until, one.id, one.receipt) for one in deliveries]
+        if connection.executemany(_SQL["release"], moved).rowcount == len(moved):
+            return []
+        return [one for one in deliveries if connection.execute(_SQL["held"], (one.id, one.receipt)).fetchone() is None]
 
     def _take(self, connection: sqlite3.Connection, limit: int) -> list[Delivery]:
         until, receipt = self.database.now() + self.visibility_s, secrets.randbits(62)

@@ -35,6 +35,9 @@ update keywise_held set visible_at = ?, receipt = ?, count = ?, key = null where
 -- name: release
 update keywise_held set visible_at = ? where id = ? and receipt = ?;
 
+-- name: held
+select 1 from keywise_held where id = ? and receipt = ?;
+
 -- name: park
 update keywise_held set visible_at = ?, key = ? where id = ? and receipt = ?;
 

@@ -13,7 +13,6 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, Self
 
 import msgspec
@@ -130,8 +129,11 @@ class SqsSource:
             self._polls.put_back(deliveries)
             raise
 
-    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
-        """SQS refuses to extend a delivery that came back: the message is delivered again, and this changes nothing."""
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
+        """SQS refuses to extend a delivery whose visibility timeout is over, also if no other consumer has it yet.
+
+        A message that was copied is not refused: its worker goes on, and the copy waits until the key is free.
+        """
         now = asyncio.get_running_loop().time()
         old = [
             one
@@ -143,11 +145,11 @@ class SqsSource:
                 self._copied[one.receipt] = None
                 if len(self._copied) > COPIED_MAX:
                     self._copied.popitem(last=False)
-        await self._hide([one for one in deliveries if one.receipt not in self._copied], visibility_s)
+        return await self._hide([one for one in deliveries if one.receipt not in self._copied], visibility_s)
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         entries = [{"ReceiptHandle": one.receipt} for one in deliveries]
-        await self._change(entries, self._service.client.delete_message_batch)
+        await self._change(deliveries, entries, self._service.client.delete_message_batch)
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         await self._hide(deliveries, delay_s)
@@ -268,27 +270,35 @@ class SqsSource:
 
     # Changing.
 
-    async def _hide(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
-        """Hide deliveries for so long from now, but never for longer than SQS allows."""
+    async def _hide(self, deliveries: Sequence[Delivery], visibility_s: float) -> list[Delivery]:
+        """Hide deliveries for so long from now, but never for longer than SQS allows. Return those that SQS refused."""
         now, whole, entries = asyncio.get_running_loop().time(), _whole(visibility_s), list[dict[str, Any]]()
         for one in deliveries:
             age_s = now - one.received_at if isinstance(one, SqsDelivery) else 0.0
             left_s = max(0, int(VISIBILITY_MAX_S - age_s) - 1)
             entries.append({"ReceiptHandle": one.receipt, "VisibilityTimeout": min(whole, left_s)})
-        await self._change(entries, self._service.client.change_message_visibility_batch)
+        return await self._change(deliveries, entries, self._service.client.change_message_visibility_batch)
 
-    async def _change(self, entries: Sequence[dict[str, Any]], request: Callable[..., Any]) -> None:
-        """Change messages by their receipts. One that came back is refused by SQS, and that is right."""
+    async def _change(
+        self, deliveries: Sequence[Delivery], entries: Sequence[dict[str, Any]], request: Callable[..., Any]
+    ) -> list[Delivery]:
+        """Change messages by their receipts. Return those that came back, which SQS refuses to change."""
         if not entries:
-            return
+            return []
+        failed, refused = list[Mapping[str, Any]](), list[Delivery]()
 
-        async def change(batch: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-            answer = await self._service.answered(request(QueueUrl=self._queue_url, Entries=numbered(batch)))
-            return [one for one in failed_entries(answer, len(batch)) if not one.get("SenderFault")]
+        async def change(batch: Sequence[tuple[Delivery, dict[str, Any]]]) -> None:
+            asked = request(QueueUrl=self._queue_url, Entries=numbered([entry for _, entry in batch]))
+            failures = failed_entries(await self._service.answered(asked), len(batch))
+            failed.extend(one for one in failures if not one.get("SenderFault"))
+            places = {one.get("Id") for one in failures if one.get("SenderFault")}
+            refused.extend(delivery for place, (delivery, _) in enumerate(batch) if str(place) in places)
 
-        failed = [*chain(*await self._limit.run([partial(change, batch) for batch in batches(entries)]))]
+        pairs = [*zip(deliveries, entries, strict=True)]
+        await self._limit.run([partial(change, batch) for batch in batches(pairs)])
         if failed:
             raise self._unavailable(failed)
+        return refused
 
     # Sending.
 

@@ -67,11 +67,11 @@ class LinkedSource(Linked[MemorySource], over=MemorySource):
         self._link.world.delivery_audit.received(self._link.process, list(deliveries))
         return deliveries
 
-    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
         audit, process = self._link.world.delivery_audit, self._link.process
         audit.extending(process, list(deliveries))
         try:
-            await self._link.call(lambda: self._server.extend(deliveries, visibility_s))
+            return await self._link.call(lambda: self._server.extend(deliveries, visibility_s))
         finally:
             audit.extended(process)
 

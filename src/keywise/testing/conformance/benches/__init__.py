@@ -24,6 +24,7 @@ BENCHES = {
     "amqp": "keywise.testing.conformance.benches.rabbitmq:RabbitBench",
     "amqps": "keywise.testing.conformance.benches.rabbitmq:RabbitBench",
     "sqs": "keywise.testing.conformance.benches.sqs:SqsBench",
+    "pubsub": "keywise.testing.conformance.benches.pubsub:PubSubBench",
     "redis": "keywise.testing.conformance.benches.redis:RedisBench",
     "rediss": "keywise.testing.conformance.benches.redis:RedisBench",
 }
