@@ -24,13 +24,14 @@ class ObjectWorker:
         self._notes = Path(assignment.notes)
         self._errors = folder / f"{name}.errors"
         self._process: subprocess.Popen[bytes] | None = None
-        self.lives = 0
+        self._said_before = 0
+        """How many notes earlier lives have left."""
 
     def start(self) -> "ObjectWorker":
+        self._said_before = len(self.notes)
         with self._errors.open("wb") as errors:
             command = [sys.executable, str(SCRIPT), str(self._assignment)]
             self._process = subprocess.Popen(command, stderr=errors)
-        self.lives += 1
         return self
 
     @property
@@ -46,7 +47,15 @@ class ObjectWorker:
     @property
     def is_started(self) -> bool:
         """Whether the pipeline of its last life runs, or ran."""
-        return self.notes.count("started") >= self.lives
+        return self._has_said("started")
+
+    @property
+    def is_working(self) -> bool:
+        """Whether its last life has claimed an object."""
+        return self._has_said("works")
+
+    def _has_said(self, line: str) -> bool:
+        return self.notes[self._said_before :].count(line) > 0
 
     def check(self) -> None:
         """Raise if it has ended though no test ended it."""

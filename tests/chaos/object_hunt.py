@@ -137,9 +137,9 @@ def _hunt(
         if boot_time() > give_up_at:
             tally.faults.append(f"{left} messages are left after {plan.limit_s:g} s")
             return
-        started = [worker for worker in workers if worker.is_started]
-        if tally.kills < plan.kills and started and boot_time() >= kill_at:
-            victim = rng.choice(started)
+        working = [worker for worker in workers if worker.is_working]
+        if tally.kills < plan.kills and working and boot_time() >= kill_at:
+            victim = rng.choice(working)
             victim.kill()
             victim.start()
             tally.kills += 1

@@ -57,11 +57,15 @@ class Diary:
 
 
 def app_of(assignment: ObjectAssignment) -> keywise.App:
-    diary = Diary(assignment.notes)
+    diary, is_working = Diary(assignment.notes), False
 
     def observe(event: events.Event) -> None:
+        nonlocal is_working
         if isinstance(event, events.Started):
             diary.note("started")
+        elif isinstance(event, events.BatchOpened) and not is_working:
+            is_working = True
+            diary.note("works")
         elif isinstance(event, events.Advanced) and assignment.dies == "behind":
             diary.die_once(f"dies behind {event.records}")
         if not isinstance(event, QUIET):
