@@ -110,3 +110,48 @@ def test_an_object_in_progress_is_never_moved_to_the_dead_letter_queue(tmp_path:
         assert await rig.letters() == []
 
     run(story(), limit_s=60)
+
+
+def test_a_worker_whose_message_was_given_away_stops_at_its_next_part_and_another_goes_on(tmp_path: Path):
+    """The proxy refuses an extension as AWS does it when the message has become visible meanwhile."""
+
+    async def story() -> None:
+        queue = created(shared.elasticmq(), fresh("given_away"))
+        async with aws_answers(shared.elasticmq().url) as aws:
+            place, written = Folder(tmp_path / "objects"), list[tuple[str, int]]()
+            rigs = {
+                name: sqlite_rig(tmp_path, place, sink="", queue=queue_url(aws.port, queue), part_records=2, **SHORT)
+                for name in ("first", "second")
+            }
+
+            def asked() -> int:
+                return len(aws.of("ChangeMessageVisibilityBatch"))
+
+            @rigs["first"].logs.apply
+            async def write_first(records: list[keywise.Record]) -> None:
+                if records[0].ordinal == 2:
+                    aws.forget_receipts()
+                    # When a second one is asked for, the worker has heard the answer to the first.
+                    enough = asked() + 2
+                    while asked() < enough:
+                        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.05)
+                written.append(("first", records[0].ordinal))
+
+            @rigs["second"].logs.apply
+            async def write_second(records: list[keywise.Record]) -> None:
+                written.append(("second", records[0].ordinal))
+
+            await rigs["first"].put("o", ndjson(8))
+
+            async def has_stopped() -> bool:
+                return bool(rigs["first"].emitted(events.Snoozed))
+
+            await rigs["first"].work_until(has_stopped)
+            assert written == [("first", 0), ("first", 2)]
+            await rigs["second"].work_until_empty()
+            assert written[2:] == [("second", 4), ("second", 6)]
+            for rig in rigs.values():
+                assert rig.emitted(events.Failed) == [] and rig.emitted(events.ClaimLost) == []
+            assert await rigs["second"].letters() == []
+
+    run(story(), limit_s=60)
