@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers run publish schedule test check coverage faults sim mutants bench bench-peers chaos lock lock-peers \
+.PHONY: help setup servers run publish schedule objects test check coverage faults sim mutants bench bench-peers chaos lock lock-peers \
 	lock-servers clean
 
 help: ## List the targets
@@ -35,6 +35,9 @@ publish: $(READY) ## Publish documents through RabbitMQ into OpenSearch and a sl
 
 schedule: $(READY) ## Accept care requests one at a time per market and day, on Postgres, beside a naive desk that overbooks
 	$(BIN)/python examples/scheduling/main.py --servers
+
+objects: $(READY) ## Ingest log files from a bucket while workers are killed, beside a naive consumer
+	$(BIN)/python examples/objects/main.py --servers
 
 test: check coverage ## Style, types, tests, and the coverage threshold
 
@@ -83,6 +86,7 @@ chaos: $(READY) ## Kill and stop real workers and restart their servers, a hundr
 	$(BIN)/python tests/chaos/kill.py
 	$(BIN)/python tests/chaos/silence.py
 	$(BIN)/python tests/chaos/serial_kill.py
+	$(BIN)/python tests/chaos/objects.py
 
 # In an environment of its own, so that the tool is no dependency of the project.
 lock: ## Renew requirements.lock from pyproject.toml

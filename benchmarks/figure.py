@@ -56,6 +56,12 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     flow_s: float
     key_counts: tuple[int, ...]
     calls_s: float
+    objects: int
+    """Small objects, of 1 KiB."""
+    object_bytes: int
+    """The size of a large object."""
+    generated_bytes: int
+    """The size of the object that the memory of a worker is measured with."""
 
 
 FULL = Scale(
@@ -72,6 +78,9 @@ FULL = Scale(
     flow_s=6.0,
     key_counts=(1, 10, 1_000, 100_000, 1_000_000),
     calls_s=6.0,
+    objects=10_000,
+    object_bytes=100_000_000,
+    generated_bytes=10 * 2**30,
 )
 QUICK = Scale(
     changes=20_000,
@@ -87,4 +96,7 @@ QUICK = Scale(
     flow_s=2.0,
     key_counts=(1, 1_000, 10_000),
     calls_s=1.0,
+    objects=1_000,
+    object_bytes=5_000_000,
+    generated_bytes=50_000_000,
 )

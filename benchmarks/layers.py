@@ -94,7 +94,8 @@ async def _drain_watched(job: Job, bodies: list[bytes], folder: Path, stopwatch:
     async with keywise_sqlite.app_in(folder, job.batch) as app:
         await app.send(keywise_sqlite.PIPELINE, *bodies)
         async with app.open(keywise_sqlite.PIPELINE) as pipeline:
-            route: Any = pipeline.reader._route
+            reader: Any = pipeline.reader
+            route = reader._route
             watch(pipeline, stopwatch)
             consumer = Consumer(pipeline)
             profiles: list[Profile] = []

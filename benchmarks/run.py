@@ -24,6 +24,7 @@ from benchmarks import (
     measure_ledger,
     measure_memory,
     measure_merge,
+    measure_objects,
     measure_opensearch,
     measure_overhead,
     measure_postgres,
@@ -52,6 +53,7 @@ MEASURES: dict[str, Callable[[Scale], list[Figure]]] = {
     "opensearch": measure_opensearch.measure,
     "rabbitmq": measure_rabbitmq.measure,
     "sqs": measure_sqs.measure,
+    "objects": measure_objects.measure,
     "publishing": measure_publishing.measure,
     "merge": measure_merge.measure,
 }

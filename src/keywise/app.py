@@ -22,6 +22,7 @@ from keywise.core.errors import DatabaseError, SettingsError, UnavailableError
 from keywise.core.events import Observer
 from keywise.core.ledger import Ledger, LosesWrites, PluggedLedger
 from keywise.core.limits import Debounce, Rate
+from keywise.core.record import RECORDS
 from keywise.core.serial.contract import TurnPolicy, Turns
 from keywise.core.settings import Settings, seconds
 from keywise.core.sink import AtomicSink, Sink, is_atomic
@@ -37,7 +38,7 @@ from keywise.flow.strategy import CommitStrategy, choose_strategy
 from keywise.ingest.announcement_reader import AnnouncementReader
 from keywise.ingest.announcement_source import AnnouncementSource
 from keywise.ingest.definition import ObjectsDefinition
-from keywise.ingest.dialects import Dialect, dialect_of
+from keywise.ingest.dialects import Dialect, check_store, dialect_of
 from keywise.ingest.envelope_writer import RecordHandover
 from keywise.ingest.open_objects import OpenObjects
 from keywise.ingest.record_queue import RecordQueue
@@ -56,8 +57,6 @@ from keywise.options import (
 from keywise.serial.function import SerialFunction, SerialWorker, Wiring, define
 
 LANES = ("live", "bulk")
-RECORDS = "records:"
-"""The source of a pipeline of records: the objects of the pipeline whose name follows."""
 START_RETRY_MAX_S = 5.0
 """How often at least a pipeline that waits for its start tries to reach its source, ledger and sink."""
 SILENT_START_S = 5.0
@@ -117,7 +116,7 @@ class PipelineDefinition:
         if lane not in LANES:
             raise SettingsError(f"lane={lane!r} is not known; write one of {', '.join(LANES)}")
         if (dialect is not None) != (self.objects is not None):
-            what = "needs dialect=" if dialect is None else "has no dialect="
+            what = "needs dialect=" if dialect is None else "takes no dialect="
             raise SettingsError(
                 f"a source of pipeline {self.name!r} {what}: app.objects reads objects that messages announce, and "
                 "app.pipeline messages that carry their content"
@@ -125,8 +124,9 @@ class PipelineDefinition:
         self._app._address(url, self.name)
         if url in self._lanes:
             raise SettingsError(f"pipeline {self.name!r} has the source {redacted(url)} already; name it once")
-        if dialect is not None:
+        if dialect is not None and self.objects is not None:
             self._dialects[url] = dialect_of(dialect)
+            check_store(dialect, self.objects.selection.root)
         self._lanes[url] = lane
         return self
 
@@ -515,7 +515,7 @@ class App:
         definition.connecting_to = redacted(url)
         store = await stack.enter_async_context(adapters.connect_store(self._address(url, definition.name)))
         queue = self._record_queue(definition.name) if definition.records is not None else None
-        return definition.objects.opened(store, definition._decode, queue)
+        return definition.objects.opened(store, definition._decode, queue, definition._dialects.values())
 
     async def _open_sources(
         self,

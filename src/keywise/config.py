@@ -18,7 +18,7 @@ from keywise.core.errors import KeywiseError, SettingsError
 from keywise.core.limits import Debounce, Rate
 from keywise.core.settings import unknown_setting
 from keywise.core.url import EnvFilledUrl, redacted
-from keywise.options import PIPELINE_WORDS, PipelineOptions, Retry
+from keywise.options import PIPELINE_WORDS, ObjectOptions, PipelineOptions, Retry
 
 TABLES = {
     "retry": (Retry, 'retry = { attempts = 5, backoff = "500ms", max = "1m" }'),
@@ -28,6 +28,7 @@ TABLES = {
 """Words whose value is a table: what becomes of it, and what to write."""
 FUNCTIONS = ("read", "apply", "refetch", "lookup")
 WORDS = {"sources", "sink", *PIPELINE_WORDS, *FUNCTIONS, *PipelineOptions.__annotations__}
+OBJECT_WORDS = {"store", *WORDS, *ObjectOptions.__annotations__}
 
 
 def load(path: str | os.PathLike[str]) -> App:
@@ -38,27 +39,35 @@ def load(path: str | os.PathLike[str]) -> App:
     file = Path(path)
     document = _parsed(file)
     with _at(str(path)):
-        _check_words(document, ("ledger", "pipeline"))
+        _check_words(document, ("ledger", "pipeline", "objects"))
         if "ledger" not in document:
             raise SettingsError('there is no ledger; write ledger = "sqlite:///shop.db" at the top')
         app = App(_url("ledger", document["ledger"]))
-        for name, table in _table("pipeline", document.get("pipeline", {}), "[pipeline.NAME]").items():
-            with _at(f"[pipeline.{_quoted(name)}]"):
-                _define(app, name, _table(f"pipeline.{name}", table, "[pipeline.NAME] above it"), file.resolve().parent)
+        for kind in ("pipeline", "objects"):
+            for name, table in _table(kind, document.get(kind, {}), f"[{kind}.NAME]").items():
+                with _at(f"[{kind}.{_quoted(name)}]"):
+                    given = _table(f"{kind}.{name}", table, f"[{kind}.NAME] above it")
+                    _define(app, name, given, file.resolve().parent, has_objects=kind == "objects")
     return app
 
 
-def _define(app: App, name: str, table: Mapping[str, Any], folder: Path) -> None:
-    """Say to the app what the table says."""
-    _check_words(table, WORDS)
-    entries = table.get("sources", [])
-    if not isinstance(entries, list):
-        raise SettingsError('sources is no list; write sources = ["sqlite:///shop.db"]')
-    sources = [_source(entry) for entry in entries]
+def _define(app: App, name: str, table: Mapping[str, Any], folder: Path, *, has_objects: bool) -> None:
+    """Define the pipeline, or the object pipeline, that the table describes."""
+    _check_words(table, OBJECT_WORDS if has_objects else WORDS)
+    sources = _sources(table.get("sources", []), folder, has_objects=has_objects)
     functions = {word: _function(word, table[word], folder) for word in FUNCTIONS if word in table}
     made = {word: _made(word, table[word]) for word in TABLES if word in table}
-    rest = {word: value for word, value in table.items() if word not in {"sources", "sink", *FUNCTIONS, *TABLES}}
-    pipeline = app.pipeline(name, read=functions.get("read"), **made, **rest)
+    if "format" in table:
+        made["format"] = _name_or_function("format", table["format"], folder)
+    own = {"sources", "sink", "store", *FUNCTIONS, *TABLES, *made}
+    rest = {word: value for word, value in table.items() if word not in own}
+    if not has_objects:
+        pipeline = app.pipeline(name, read=functions.get("read"), **made, **rest)
+    elif "store" in table:
+        store = _url("store", table["store"])
+        pipeline = app.objects(name, store=store, read=functions.get("read"), **made, **rest)
+    else:
+        raise SettingsError('store is missing; write for example store = "s3://uploads"')
     for url, options in sources:
         pipeline.source(url, **options)
     if "sink" in table:
@@ -68,15 +77,33 @@ def _define(app: App, name: str, table: Mapping[str, Any], folder: Path) -> None
             decorate(functions[decorate.__name__])
 
 
-def _source(entry: Any) -> tuple[str, dict[str, Any]]:
+def _sources(entries: Any, folder: Path, *, has_objects: bool) -> list[tuple[str, dict[str, Any]]]:
+    words = ("url", "lane", "dialect") if has_objects else ("url", "lane")
+    example = '{ url = "sqlite:///shop.db", dialect = "s3" }' if has_objects else '"sqlite:///shop.db"'
+    if not isinstance(entries, list):
+        raise SettingsError(f"sources is no list; write sources = [{example}]")
+    sources = [_source(entry, words) for entry in entries]
+    for _, options in sources:
+        if "dialect" in options:
+            with _at("sources"):
+                options["dialect"] = _name_or_function("dialect", options["dialect"], folder)
+    return sources
+
+
+def _source(entry: Any, words: Collection[str]) -> tuple[str, dict[str, Any]]:
     """A URL alone, or a table with the URL and more."""
     if not isinstance(entry, dict):
         return _url("sources", entry), {}
     with _at("sources"):
-        _check_words(entry, ("url", "lane"))
+        _check_words(entry, words)
         if "url" not in entry:
             raise SettingsError(f'url is missing in {entry}; write {{ url = "sqlite:///shop.db" }}')
     return _url("sources", entry["url"]), {word: value for word, value in entry.items() if word != "url"}
+
+
+def _name_or_function(word: str, value: Any, folder: Path) -> Any:
+    """The name of something that keywise has, or a function, named as `module:function`."""
+    return _function(word, value, folder) if isinstance(value, str) and ":" in value else value
 
 
 def _made(word: str, table: Any) -> Any:

@@ -13,6 +13,7 @@ from app.toml_folder import Folder, folder_in
 from keywise import App, Debounce, Rate, Retry
 from keywise.app import PipelineDefinition
 from keywise.core.errors import AddressError
+from keywise.ingest.definition import ObjectsDefinition
 
 
 @pytest.fixture
@@ -25,8 +26,24 @@ def told(definition: PipelineDefinition) -> dict[str, Any]:
     parts = dict(vars(definition))
     app, route, decode = parts.pop("_app"), parts.pop("_route"), parts.pop("_decode")
     assert app.pipelines[definition.name] is definition
-    where = getattr(route, "fields", None) or route.read
-    return parts | {"route": (type(route), where), "decoded": decode is not None}
+    where = route and (getattr(route, "fields", None) or route.read)
+    parts |= {"route": (type(route), where), "decoded": decode is not None}
+    parts |= {"records": definition.records and definition.records.name}
+    parts |= {"_dialects": {url: same_code(dialect) for url, dialect in definition._dialects.items()}}
+    return parts | {"objects": definition.objects and objects_told(definition.objects)}
+
+
+def objects_told(definition: ObjectsDefinition) -> dict[str, Any]:
+    plan = definition.plan
+    made = (type(plan.format), vars(plan.format) if hasattr(plan.format, "__dict__") else None)
+    cut = (plan.settings, plan.compression)
+    return {"store": definition.store_url, "selection": definition.selection, "format": made, "cut": cut}
+
+
+def same_code(dialect: Callable[..., Any]) -> Any:
+    """Two dialects of one function are closures with the same code over the same function."""
+    contents = [cell.cell_contents for cell in dialect.__closure__ or ()]
+    return dialect.__code__, [one for one in contents if getattr(one, "__module__", "") == "toml_shop"]
 
 
 def all_told(app: App) -> dict[str, Any]:
@@ -72,6 +89,27 @@ def from_environment(app: App, shop: ModuleType) -> None:
     app.pipeline("search", key="${SHOP_DB}", deleted={"type": ["${SHOP_DB}"]}).source(
         "amqp://user:s3cret%2Fp%40ss@host/${SHOP_DB}?a=$b$"
     ).sink("sqlite:////data/shop.db?table=a")
+
+
+def objects(app: App, shop: ModuleType) -> None:
+    logs = app.objects(
+        "logs", store="s3://uploads", format="ndjson", prefix="2026/", part_records=500, lease=45, retry=Retry(3)
+    )
+    logs.source("sqlite:///shop.db", dialect="s3")
+    logs.source("sqlite:///shop.db?queue=bulk", dialect="uri", lane="bulk").sink("sqlite:///shop.db?table=logs")
+
+
+def objects_with_functions(app: App, shop: ModuleType) -> None:
+    logs = app.objects("logs", store="file:///var/uploads", format=shop.split)
+    logs.source("sqlite:///shop.db", dialect=shop.announced).apply(shop.write)
+
+
+def enveloped(app: App, shop: ModuleType) -> None:
+    logs = app.objects(
+        "logs", store="file:///var/uploads", format="csv", kind="envelope", key="id", version="v", rate=Rate(2)
+    )
+    logs.source("sqlite:///shop.db", dialect="uri").apply(shop.index)
+    logs.refetch(shop.refetch)
 
 
 DEFINITIONS: dict[str, tuple[Callable[[App, ModuleType], None], str]] = {
@@ -169,6 +207,48 @@ DEFINITIONS: dict[str, tuple[Callable[[App, ModuleType], None], str]] = {
         sink = "sqlite:///${SHOP_DB}?table=a"
         """,
     ),
+    "objects": (
+        objects,
+        """
+        [objects.logs]
+        store = "s3://${SHOP_BUCKET}"
+        format = "ndjson"
+        prefix = "2026/"
+        part_records = 500
+        lease = "45s"
+        retry = { attempts = 3 }
+        sources = [
+            { url = "sqlite:///shop.db", dialect = "s3" },
+            { url = "sqlite:///shop.db?queue=bulk", dialect = "uri", lane = "bulk" },
+        ]
+        sink = "sqlite:///shop.db?table=logs"
+        """,
+    ),
+    "objects with functions": (
+        objects_with_functions,
+        """
+        [objects.logs]
+        store = "file:///var/uploads"
+        format = "toml_shop:split"
+        sources = [{ url = "sqlite:///shop.db", dialect = "toml_shop:announced" }]
+        apply = "toml_shop:write"
+        """,
+    ),
+    "objects of changes": (
+        enveloped,
+        """
+        [objects.logs]
+        store = "file:///var/uploads"
+        format = "csv"
+        kind = "envelope"
+        key = "id"
+        version = "v"
+        rate = { n = 2 }
+        sources = [{ url = "sqlite:///shop.db", dialect = "uri" }]
+        apply = "toml_shop:index"
+        refetch = "toml_shop:refetch"
+        """,
+    ),
     "no pipeline": (lambda app, shop: None, ""),
 }
 
@@ -186,6 +266,11 @@ OTHERS = (
     *("lease = '44s'", "key = 'other'", "sink = 'memory://'", "sources = ['memory://']", "rate = { n = 1 }"),
     *("debounce = { quiet = 1, max_wait = 2 }", "sources = [{ url = 'memory://', lane = 'bulk' }]"),
 )
+OTHER_OBJECTS = (
+    *("format = 'csv'", "store = 's3://other'", "part_records = 3", "prefix = 'a'", "compression = 'gzip'"),
+    *("sources = [{ url = 'memory://', dialect = 's3' }]", "sources = [{ url = 'memory://', dialect = 'uri' }]"),
+    "sources = [{ url = 'memory://', dialect = 'toml_shop:announced' }]",
+)
 
 
 @pytest.mark.parametrize("text", OTHERS)
@@ -194,6 +279,14 @@ def test_apps_that_differ_are_told_apart(folder: Folder, text: str):
     base = 'ledger = "memory://"\n[pipeline.search]\nkey = "id"\n'
     changed = base.replace('key = "id"\n', "") if text.startswith("key") else base
     assert all_told(folder.load(base)) != all_told(folder.load(changed + text))
+
+
+@pytest.mark.parametrize("text", OTHER_OBJECTS)
+def test_objects_that_differ_are_told_apart(folder: Folder, text: str):
+    base = {"format": "format = 'ndjson'", "store": "store = 's3://logs'", "sources": "sources = []"}
+    changed = base | {text.partition(" ")[0]: text}
+    before, after = ("\n".join(("ledger = 'memory://'", "[objects.logs]", *one.values())) for one in (base, changed))
+    assert all_told(folder.load(before)) != all_told(folder.load(after))
 
 
 def test_a_variable_is_filled_in_once(folder: Folder, monkeypatch: pytest.MonkeyPatch):

@@ -123,6 +123,85 @@ def test_a_mistake_is_told_as_in_python_with_its_place(folder: Folder, mistake: 
     assert type(from_file) is type(from_python.value)
 
 
+LOGS = {"store": "s3://logs", "format": "ndjson"}
+IN_LOGS = "store = 's3://logs'\nformat = 'ndjson'\n"
+OBJECT_MISTAKES: dict[str, tuple[Callable[[App], object], str]] = {
+    "no format": (lambda app: app.objects("logs", store="s3://logs"), "store = 's3://logs'"),
+    "an unknown format": (
+        lambda app: app.objects("logs", store="s3://logs", format="xml"),
+        "store = 's3://logs'\nformat = 'xml'",
+    ),
+    "a store that is no URL": (
+        lambda app: app.objects("logs", store="logs", format="ndjson"),
+        "store = 'logs'\nformat = 'ndjson'",
+    ),
+    "an unknown kind": (lambda app: app.objects("logs", **LOGS, kind="rows"), f"{IN_LOGS}kind = 'rows'"),
+    "a part of no records": (lambda app: app.objects("logs", **LOGS, part_records=0), f"{IN_LOGS}part_records = 0"),
+    "a lease that is none": (lambda app: app.objects("logs", **LOGS, lease="soon"), f"{IN_LOGS}lease = 'soon'"),
+    "a key without an envelope": (lambda app: app.objects("logs", **LOGS, key="id"), f"{IN_LOGS}key = 'id'"),
+    "a source without a dialect": (
+        lambda app: app.objects("logs", **LOGS).source("memory://"),
+        f"{IN_LOGS}sources = ['memory://']",
+    ),
+    "an unknown dialect": (
+        lambda app: app.objects("logs", **LOGS).source("memory://", dialect="azure"),
+        f"{IN_LOGS}sources = [{{ url = 'memory://', dialect = 'azure' }}]",
+    ),
+    "a dialect of another store": (
+        lambda app: app.objects("logs", **LOGS).source("memory://", dialect="gcs"),
+        f"{IN_LOGS}sources = [{{ url = 'memory://', dialect = 'gcs' }}]",
+    ),
+    "a handler of single changes": (
+        lambda app: app.objects("logs", **LOGS).apply(sys.modules["toml_shop"].index),
+        f"{IN_LOGS}apply = 'toml_shop:index'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("mistake", "text"), OBJECT_MISTAKES.values(), ids=OBJECT_MISTAKES.keys())
+def test_a_mistake_about_objects_is_told_as_in_python(folder: Folder, mistake: Callable[[App], object], text: str):
+    from_file = folder.error(f"ledger = 'memory://'\n[objects.logs]\n{text}")
+    with pytest.raises(SettingsError) as from_python:
+        mistake(App("memory://"))
+    assert str(from_file) == f"{folder.file}: [objects.logs]: {from_python.value}"
+    assert type(from_file) is type(from_python.value)
+
+
+OWN_OBJECT_MISTAKES = {
+    "no store": ("format = 'ndjson'", '[objects.logs]: store is missing; write for example store = "s3://uploads"'),
+    "a store that is no text": ("store = 5\nformat = 'ndjson'", "[objects.logs]: store: 5 is no URL"),
+    "a misspelt word": (f"{IN_LOGS}part_record = 5", "unknown setting 'part_record'; did you mean part_records?"),
+    "an unknown word of a source": (
+        f"{IN_LOGS}sources = [{{ url = 'memory://', dialekt = 's3' }}]",
+        "[objects.logs]: sources: unknown setting 'dialekt'; did you mean dialect?",
+    ),
+    "sources that are no list": (
+        f"{IN_LOGS}sources = 'memory://'",
+        'write sources = [{ url = "sqlite:///shop.db", dialect = "s3" }]',
+    ),
+    "a dialect that no module has": (
+        f"{IN_LOGS}sources = [{{ url = 'memory://', dialect = 'toml_shop:anounced' }}]",
+        "sources: dialect: toml_shop has no function 'anounced'; did you mean toml_shop:announced?",
+    ),
+    "a format that no module has": (
+        "store = 's3://logs'\nformat = 'nowhere:split'",
+        "[objects.logs]: format: no module is called 'nowhere'",
+    ),
+    "objects that are no table": ("[[objects.logs]]", "write [objects.NAME] above it"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), OWN_OBJECT_MISTAKES.values(), ids=OWN_OBJECT_MISTAKES.keys())
+def test_a_mistake_about_objects_is_told_with_its_place(folder: Folder, text: str, words: str):
+    table = text if text.startswith("[[") else f"[objects.logs]\n{text}"
+    assert words in str(folder.error(f"ledger = 'memory://'\n{table}"))
+
+
+def test_a_name_belongs_to_one_pipeline_of_both_kinds(folder: Folder):
+    text = f"ledger = 'memory://'\n[pipeline.logs]\nkey = 'id'\n[objects.logs]\n{IN_LOGS}"
+    assert "[objects.logs]: a pipeline needs a name of its own, and 'logs' is taken" in str(folder.error(text))
+
+
 def test_a_pipeline_needs_a_name_in_a_file_too(folder: Folder):
     error = folder.error("ledger = 'memory://'\n[pipeline.'']\nkey = 'id'")
     with pytest.raises(SettingsError) as from_python:

@@ -12,7 +12,7 @@ from keywise import App
 from keywise.core.errors import SettingsError
 
 SHOP = """
-from keywise import Change, Put
+from keywise import Change, Put, Record
 
 TITLE = "shop"
 
@@ -40,6 +40,16 @@ async def refetch(key: str) -> None: ...
 
 
 def lookup(key: str) -> None: ...
+
+
+def split(content: bytes) -> list[bytes]:
+    return content.split()
+
+
+def announced(message: dict) -> Put: ...
+
+
+async def write(records: list[Record[dict]]) -> None: ...
 """
 
 
@@ -71,6 +81,7 @@ def folder_in(path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     for module in ("toml_shop", "toml_broken"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setenv("SHOP_DB", "/data/shop.db")
+    monkeypatch.setenv("SHOP_BUCKET", "uploads")
     monkeypatch.setenv("SHOP_PASSWORD", "s3cret%2Fp%40ss")
     monkeypatch.delenv("SHOP_NOTHING", raising=False)
     return Folder(path)

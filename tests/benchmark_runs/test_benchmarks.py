@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from benchmarks import leased_profile, measure_delays, measure_handlers
+from benchmarks import leased_profile, measure_delays, measure_handlers, measure_objects
 from benchmarks.figure import QUICK
 from benchmarks.peers import sampler
 from benchmarks.run import MEASURES
@@ -16,7 +16,16 @@ from running import scaled
 
 ROOT = Path(__file__).parents[2]
 TINY = msgspec.structs.replace(
-    QUICK, changes=4_000, batch=100, rounds=1, latency_s=0.2, key_counts=(1_000, 2_000), memory_changes=2_000
+    QUICK,
+    changes=4_000,
+    batch=100,
+    rounds=1,
+    latency_s=0.2,
+    key_counts=(1_000, 2_000),
+    memory_changes=2_000,
+    objects=200,
+    object_bytes=2_500_000,
+    generated_bytes=5_000_000,
 )
 
 
@@ -76,6 +85,21 @@ def test_delays_have_a_target_for_few_and_for_many_known_keys():
         "send to committed, keywise, 1,000 keys, p99": 20,
         "send to committed, keywise, 2,000 keys, p99": 60,
     }
+
+
+@pytest.mark.server("postgres", "elasticmq", "seaweedfs")
+def test_objects_are_measured_beside_bare_loops_and_with_their_memory():
+    """Each run compares the table with the objects, so a loop that leaves records out fails."""
+    figures = {figure.name: figure for figure in measure_objects.measure(TINY)}
+    assert all(figure.value for figure in figures.values())
+    assert {name: figure.target for name, figure in figures.items() if figure.target} == {
+        "small objects, keywise": "≥ 1,000",
+        "small objects from SQS and S3, keywise": "≥ 500",
+        "small objects from SQS and S3, keywise / bare loop": "≥ 0.8",
+        "large objects, keywise / bare loop": "≥ 0.7",
+        "one object of 0.00466 GiB into a handler, peak memory": "≤ 200",
+    }
+    assert "the seed: 50" in figures["small objects, keywise"].note
 
 
 def test_a_profile_names_every_layer_in_its_part_of_the_page(tmp_path: Path):

@@ -22,6 +22,7 @@ VARIABLES: dict[str, tuple[str, Callable[[Page], str]]] = {
     "SERVICE_URL": ("http", lambda page: shared.http().space().url.removesuffix("/documents/{key}")),
     "SEARCH_HOST": ("opensearch", lambda page: f"127.0.0.1:{shared.opensearch().port}"),
     "SQS_HOST": ("elasticmq", lambda page: f"127.0.0.1:{shared.elasticmq().port}"),
+    "S3_URL": ("seaweedfs", lambda page: shared.seaweed().url),
     "PUBSUB_EMULATOR_HOST": ("pubsub", lambda page: shared.pubsub().address),
     "RABBITMQ_URL": ("rabbitmq", lambda page: shared.rabbitmq().url),
 }

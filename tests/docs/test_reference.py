@@ -239,7 +239,8 @@ def test_every_event_is_told_with_its_fields():
 
 def test_every_line_of_the_history_is_told():
     text = page("docs/reference/events.md").text
-    places = ("observe/history.py", "operate/admin.py", "operate/copy_ledger.py", "cli/commands/dead.py")
+    commands_that_record = ("cli/commands/dead.py", "cli/commands/objects.py")
+    places = ("observe/history.py", "operate/admin.py", "operate/copy_ledger.py", *commands_that_record)
     sources = "\n".join((ROOT / "src/keywise" / place).read_text("utf-8") for place in places)
     expect_none(line_faults(text, sources))
     assert line_faults(text.replace("| `pruned` |", "| `prunes` |"), sources) == [

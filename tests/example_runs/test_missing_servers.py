@@ -31,7 +31,11 @@ runpy.run_path({main!r}, run_name="__main__")
 
 @pytest.mark.parametrize(
     ("example", "missing"),
-    [("publishing", ["  rabbitmq: not installed", "  opensearch: not"]), ("scheduling", ["  postgres: not installed"])],
+    [
+        ("publishing", ["  rabbitmq: not installed", "  opensearch: not"]),
+        ("scheduling", ["  postgres: not installed"]),
+        ("objects", ["  seaweedfs: not", "  elasticmq: not"]),
+    ],
 )
 def test_missing_servers_are_named_before_anything_starts(tmp_path: Path, example: str, missing: list[str]):
     main, folder = ROOT / "examples" / example / "main.py", tmp_path / "folder"

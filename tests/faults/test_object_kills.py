@@ -1,4 +1,4 @@
-"""A worker is killed with `kill -9` at every part of an object: each record is written once, and little is read again."""
+"""A worker is killed with `kill -9` at every part of an object: each record is written once, little is read again."""
 
 import json
 import sqlite3

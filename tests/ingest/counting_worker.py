@@ -12,7 +12,7 @@ from keywise import Record
 from keywise.core import events
 
 
-async def main(store: str, folder: str) -> dict[str, int]:
+async def count_records(store: str, name: str, folder: str) -> int:
     ledger, counted = f"sqlite:///{folder}/ledger.db", 0
 
     def observe(event: events.Event) -> None:
@@ -29,11 +29,17 @@ async def main(store: str, folder: str) -> dict[str, int]:
         counted += len(records)
 
     async with app:
-        await app.send("logs", b"s3://generated/o")
+        await app.send("logs", f"s3://generated/{name}".encode())
         await app.run(handle_signals=False)
+    return counted
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had, without that of the process which started it."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {"records": counted, "peak_bytes": 1024 * int(status["VmHWM"].split()[0])}
+    return 1024 * int(status["VmHWM"].split()[0])
 
 
 if __name__ == "__main__":
-    os.write(1, json.dumps(asyncio.run(main(*sys.argv[1:]))).encode())
+    records = asyncio.run(count_records(*sys.argv[1:]))
+    os.write(1, json.dumps({"records": records, "peak_bytes": peak_bytes()}).encode())

@@ -1,4 +1,4 @@
-"""Objects whose content is compressed, cut off, too large or partly bad: what is written, and what the dead letter says.
+"""Objects whose content is compressed, cut off, too large or partly bad: what is written, what the dead letters say.
 
 Each test also has a good object, which nothing may hold up.
 """
@@ -111,4 +111,4 @@ async def test_a_row_with_other_columns_is_a_dead_letter_that_names_both_counts(
     assert rows == [{"n": "1", "m": "2"}, {"n": "7", "m": "8"}]
     causes = [letter.cause for letter in await rig.letters()]
     assert len(causes) == 2 and all("2" in cause and ("1" in cause or "3" in cause) for cause in causes), causes
-    assert [event for event in rig.emitted(events.Failed)] == []
+    assert rig.emitted(events.Failed) == []

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import keywise
-
 from adapters.sqs.benches import created
 from ingest.golden_files import golden
 from ingest.object_rig import Bucket, ObjectRig, fresh, ndjson, s3_message, sqlite_rig

@@ -6,7 +6,7 @@ import pytest
 
 from keywise.core import events
 from keywise.core.change import Outcome
-from keywise.observe.run_view import NOTICES_MAX, RECENT_S, SLOW_MAX, WINDOW_S, PipelineView, View
+from keywise.observe.run_view import NOTICES_MAX, OBJECTS_MAX, RECENT_S, SLOW_MAX, WINDOW_S, PipelineView, View
 
 SENT_AT = 1_000_000.0
 
@@ -52,6 +52,31 @@ class Run:
 @pytest.fixture
 def run() -> Run:
     return Run()
+
+
+def advance(run: Run, key: str, records: int, size: int = 100) -> None:
+    run.emit(events.Advanced, key=key, records=records, read=records, size=size)
+
+
+def test_objects_are_followed_from_their_first_part_until_their_call_ends(run):
+    advance(run, "small", 5, size=50)
+    advance(run, "large", 10, size=900)
+    advance(run, "large", 20, size=900)
+    assert [(one.key, one.records, one.read, one.size) for one in run.look().objects] == [
+        ("large", 20, 20, 900),
+        ("small", 5, 5, 50),
+    ]
+    run.handle("other", 1.0)
+    run.handle("large", 1.0)
+    assert [one.key for one in run.look().objects] == ["small"]
+
+
+def test_of_many_objects_those_with_the_oldest_parts_are_left_out(run):
+    for number in range(OBJECTS_MAX + 5):
+        run.time.passed += 1
+        advance(run, str(number), 1)
+    advance(run, "0", 2)
+    assert {one.key for one in run.look().objects} == {"0", *map(str, range(6, OBJECTS_MAX + 5))}
 
 
 def test_grade_sources_and_state_come_from_the_start(run):

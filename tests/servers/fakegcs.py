@@ -5,6 +5,8 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 from servers import gobuilds, machine
 from servers.machine import Report
@@ -33,27 +35,41 @@ class FakeGcsServer:
         self.stop()
         self.start()
 
-    def create_bucket(self, bucket: str) -> None:
-        self._post("b", {"name": bucket})
+    def create_bucket(self, bucket: str, *, is_versioned: bool = False) -> None:
+        self._post_json("b", {"name": bucket, "versioning": {"enabled": is_versioned}})
 
     def notify(self, bucket: str, topic: str) -> None:
         """Publish every event of a bucket to a topic, which has to exist: `projects/PROJECT/topics/TOPIC`."""
-        self._post(f"b/{bucket}/notificationConfigs", {"topic": topic, "payload_format": "JSON_API_V1"})
+        self._post_json(f"b/{bucket}/notificationConfigs", {"topic": topic, "payload_format": "JSON_API_V1"})
+
+    def put(self, bucket: str, name: str, content: bytes) -> int:
+        """Write an object, and return its generation."""
+        path = f"upload/storage/v1/b/{bucket}/o?uploadType=media&name={quote(name, safe='')}"
+        return int(json.loads(self._ask("POST", path, content, "application/octet-stream"))["generation"])
+
+    def change_metadata(self, bucket: str, name: str, **metadata: str) -> None:
+        path = f"storage/v1/b/{bucket}/o/{quote(name, safe='')}"
+        self._ask("PATCH", path, json.dumps({"metadata": metadata}).encode(), "application/json")
+
+    def delete(self, bucket: str, name: str) -> None:
+        self._ask("DELETE", f"storage/v1/b/{bucket}/o/{quote(name, safe='')}")
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def _post(self, path: str, document: dict[str, str]) -> None:
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self.url}/storage/v1/{path}", json.dumps(document).encode(), headers)
+    def _post_json(self, path: str, document: dict[str, Any]) -> None:
+        self._ask("POST", f"storage/v1/{path}", json.dumps(document).encode(), "application/json")
+
+    def _ask(self, method: str, path: str, body: bytes | None = None, content_type: str = "") -> bytes:
+        headers = {"Content-Type": content_type} if content_type else {}
+        request = urllib.request.Request(f"{self.url}/{path}", body, headers, method=method)
         with urllib.request.urlopen(request, timeout=START_S) as answer:
-            answer.read()
+            return bytes(answer.read())
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/storage/v1/b?project=any", timeout=START_S) as answer:
-                return bool(answer.status == 200)
+            return bool(self._ask("GET", "storage/v1/b?project=any"))
         except OSError:
             return False
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from running import scaled
 from servers import machine, shared
 from servers.elasticmq import elasticmq_server
+from servers.fakegcs import fakegcs_server
 from servers.pubsub import pubsub_server
 from servers.seaweedfs import seaweedfs_server
 
@@ -123,6 +125,7 @@ def test_servers_that_are_there_are_left_alone(tmp_path: Path):
         pytest.param(elasticmq_server, marks=pytest.mark.server("elasticmq"), id="elasticmq"),
         pytest.param(seaweedfs_server, marks=pytest.mark.server("seaweedfs"), id="seaweedfs"),
         pytest.param(pubsub_server, marks=pytest.mark.server("pubsub"), id="pubsub"),
+        pytest.param(partial(fakegcs_server, "127.0.0.1:1"), marks=pytest.mark.server("fakegcs"), id="fakegcs"),
     ],
 )
 def test_a_server_restarts_on_its_port_and_leaves_nothing(start: Callable[[], AbstractContextManager[Any]]):

@@ -10,6 +10,7 @@ from keywise.cli.commands.check import app as check
 from keywise.cli.commands.dead import app as dead
 from keywise.cli.commands.force import force, remove
 from keywise.cli.commands.ledger import app as ledger
+from keywise.cli.commands.objects import app as objects
 from keywise.cli.commands.pause import pause, resume
 from keywise.cli.commands.prune import prune
 from keywise.cli.commands.reconcile import reconcile
@@ -36,7 +37,7 @@ app = typer.Typer(
 )
 for command in (run, send, status, why, pause, resume, reset, force, remove, repair, reconcile, prune, simulate):
     app.command()(command)
-for name, group in {"dead": dead, "ledger": ledger, "serial": serial, "check": check}.items():
+for name, group in {"dead": dead, "objects": objects, "ledger": ledger, "serial": serial, "check": check}.items():
     app.add_typer(group, name=name)
 
 

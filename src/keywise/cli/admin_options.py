@@ -18,7 +18,8 @@ from keywise.cli.app_loader import AppOption, JsonOption, choose_pipelines, load
 from keywise.cli.commands.run import leave
 from keywise.cli.options import parse_duration, require_storable
 from keywise.cli.output import fail, plain, print_error, progress, refuse
-from keywise.core.errors import KeywiseError
+from keywise.core.errors import AdminError, KeywiseError
+from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
 
@@ -84,6 +85,18 @@ async def _perform(app: App, name: str, note: AuditNote, wait_s: float | None, a
             else:
                 budget = WaitBudget(pipeline, wait_s, show_wait, "wait longer with --wait")
             return await act(PipelineAdmin(pipeline, note, AdminClaimer(pipeline, budget, heartbeat)))
+
+
+def require_stored_queue(pipeline: OpenPipeline) -> bool:
+    """Return whether the pipeline reads objects; raise `AdminError` if a message to it would end with this process."""
+    if pipeline.objects is None:
+        return False
+    [url, _], *_ = pipeline.sources
+    if url.startswith("memory:"):
+        raise AdminError(
+            f"{pipeline.name} reads from {url}, a queue in memory that ends with this command, so nothing was announced"
+        )
+    return True
 
 
 def audit_note(who: str, why: str = "") -> AuditNote:

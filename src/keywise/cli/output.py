@@ -180,6 +180,16 @@ def duration(span_s: float) -> str:
     return " ".join(part for part in parts[:2] if part)
 
 
+def size(number: int) -> str:
+    """Format a number of bytes: `512 B`, `1.5 MB`; a MB has 1,000,000 bytes."""
+    amount = float(number)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 999.5:
+            return f"{number} B" if unit == "B" else f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
+        amount /= 1000
+    return f"{amount:,.1f} TB"
+
+
 def count(number: int, noun: str, many: str = "") -> str:
     """Format a number with its noun: `1 message`, `1,204 messages`."""
     return f"{number:,} {noun if number == 1 else many or noun + 's'}"

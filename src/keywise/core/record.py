@@ -8,6 +8,11 @@ from keywise.core.transaction import Transaction
 
 T = TypeVar("T")
 
+RECORDS = "records:"
+"""The source of a pipeline of records: the objects of the pipeline whose name follows."""
+OBJECT_HEADER = "keywise-object"
+"""The header of a record's dead letter that has the URI of its object."""
+
 
 class Record(Change[T], Generic[T], gc=False):
     """One record of an object, or its deletion. Its order is that of the object.

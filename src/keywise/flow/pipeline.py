@@ -43,6 +43,9 @@ class ObjectWork(Protocol):
     def executor(self, pipeline: "OpenPipeline", settlement: "Settlement", heartbeat: "Heartbeat") -> "Executor":
         """Make the executor of its claimed changes."""
 
+    async def key_of(self, pipeline: "OpenPipeline", given: str) -> str:
+        """Return the key of an object in the ledger; an operator may give its URI, which can be longer, or the key."""
+
     async def announce(self, pipeline: "OpenPipeline", key: str, *, removed: bool = False) -> bytes:
         """Send a message with which the object is read again, or its records are deleted; return its body.
 
@@ -116,6 +119,10 @@ class OpenPipeline:
     def has_both_lanes(self) -> bool:
         """Whether some sources are bulk and others live; only then does one kind give way to the other."""
         return 0 < len(self.bulk) < len(self.sources)
+
+    async def key_of(self, given: str) -> str:
+        """Return the key that an operator means: the key itself, or that of an object whose URI is given."""
+        return given if self.objects is None else await self.objects.key_of(self, given)
 
     def enable_fair_writes(self) -> None:
         """Let producers write between the batches of this pipeline, if it has live and bulk sources.

@@ -34,6 +34,11 @@ async def refetched(pipeline: OpenPipeline, key: str) -> Change[Any] | None:
 
 def needs_refetch(pipeline: OpenPipeline) -> Any:
     """Return the pipeline's refetch function; raises `SettingsError` if it has none."""
+    if pipeline.refetch is None and pipeline.objects is not None:
+        raise SettingsError(
+            f"pipeline {pipeline.name!r} reads objects, and its source of truth is their store; compare it with the "
+            f"ledger by keywise objects backfill {pipeline.name} --dry-run"
+        )
     if pipeline.refetch is None:
         raise SettingsError(
             f"pipeline {pipeline.name!r} cannot read the source of truth; write a function that takes a key and "

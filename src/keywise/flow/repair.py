@@ -8,7 +8,7 @@ from typing import Any
 from keywise.core import events
 from keywise.core.change import VERSION_MIN, Change, ChangeHeader, Order, Outcome, is_same_version
 from keywise.core.entry import EMPTY, Certainty, Claim, Entry, LeaseTerms, Level, Refusal
-from keywise.core.errors import UnavailableError
+from keywise.core.errors import AdminError, UnavailableError
 from keywise.core.failures import cause_of_error
 from keywise.core.ledger import Failure
 from keywise.core.rules import in_era
@@ -144,7 +144,11 @@ class Repairer:
         if pipeline.objects is not None:
             # The object is read again as a change of its own, in parts. Its commit ends the suspicion.
             await pipeline.ledger.release([claim])
-            await pipeline.objects.announce(pipeline, claim.key)
+            try:
+                await pipeline.objects.announce(pipeline, claim.key)
+            except AdminError as error:
+                self._report_failure(claim, str(error))
+                return str(error)
             return ""
         try:
             if not await self._heartbeat.begin(pipeline.ledger, claim):

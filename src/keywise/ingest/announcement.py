@@ -51,14 +51,19 @@ def announced(event: ObjectEvent) -> AnnouncedObject:
     )
 
 
-def announced_again(uri: str, *seen: Order | None, removed: bool = False) -> AnnouncedObject:
+def announced_again(
+    uri: str, *seen: Order | None, deleted: bool = False, removed: bool = False, lowest: Order | None = None
+) -> AnnouncedObject:
     """Announce an object above the orders that were seen of it, and below its next version.
 
-    If none was seen, the version is 0, which is below all that stores send.
+    If none was seen, it has the `lowest` order: version 0 without it, which is below all that stores send.
     """
     known = [order for order in seen if order is not None]
-    order = above(max(known)) if known else order_of(0)
-    return AnnouncedObject(uri, order[1], deleted=removed, order=order, removed=removed)
+    order = above(max(known)) if known else lowest or order_of(0)
+    if removed:
+        # Above an announcement that an operator may have sent just before: it would make this one a duplicate.
+        order = above(order)
+    return AnnouncedObject(uri, order[1], deleted=deleted or removed, order=order, removed=removed)
 
 
 def is_announcement(body: bytes) -> bool:

@@ -1,13 +1,13 @@
 """A queue of notifications as a source of announced objects: one message may announce several of them."""
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Self
 
 import msgspec
 
 from keywise.core.change import Delivery
 from keywise.core.errors import MalformedError, UnavailableError
-from keywise.core.source import Backlog, RedrivingSource, Source, backlog_of
+from keywise.core.source import Backlog, HeaderSource, RedrivingSource, Source, backlog_of
 from keywise.ingest.announcement import AnnouncedObject, announced, decode_announcement, is_announcement
 from keywise.ingest.dialects import Dialect, read_notification
 from keywise.ingest.notification import Announcement, ObjectEvent, ObjectSelection, Skipped, Unreadable
@@ -91,6 +91,13 @@ class AnnouncementSource:
 
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         await self._source.send(bodies, delay_s=delay_s)
+
+    async def send_again(self, body: bytes, headers: Mapping[str, str], routing_key: str) -> None:
+        """Send a message again, with its headers if the queue has any."""
+        if isinstance(self._source, HeaderSource):
+            await self._source.send_again(body, headers, routing_key)
+        else:
+            await self._source.send([body])
 
     async def depth(self) -> int | None:
         return await self._source.depth()

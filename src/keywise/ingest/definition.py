@@ -1,10 +1,12 @@
 """The definition of an object pipeline: which objects it reads, and what their records are."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from keywise.core.errors import SettingsError
 from keywise.core.object_store import ObjectStore
 from keywise.core.url import Address
+from keywise.ingest.dialects import Dialect, has_versions
 from keywise.ingest.notification import ObjectSelection
 from keywise.ingest.object_run import GONE_S
 from keywise.ingest.open_objects import OpenObjects
@@ -25,8 +27,12 @@ class ObjectsDefinition:
     plan: ReadPlan
     gone_s: float = GONE_S
 
-    def opened(self, store: ObjectStore, decode: Decode | None, queue: RecordQueue | None) -> OpenObjects:
-        return OpenObjects(store, self.selection, self.plan, decode, queue, self.gone_s)
+    def opened(
+        self, store: ObjectStore, decode: Decode | None, queue: RecordQueue | None, dialects: Iterable[Dialect]
+    ) -> OpenObjects:
+        opened = OpenObjects(store, self.selection, self.plan, decode, queue, self.gone_s)
+        [opened.has_versions, *_] = map(has_versions, dialects)
+        return opened
 
 
 def check_kind(kind: object) -> None:

@@ -100,16 +100,18 @@ class ObjectExecutor:
     async def _execute_together(self, jobs: Sequence[Job]) -> list[Execution]:
         executions: dict[int, Execution] = {}
         small: list[tuple[Job, Portion]] = []
+        size = 0
         for start in range(0, len(jobs), READS_AT_ONCE):
             some = jobs[start : start + READS_AT_ONCE]
             for job, found in zip(some, await asyncio.gather(*map(self._read, some)), strict=True):
                 if isinstance(found, Portion):
                     small.append((job, found))
+                    size += found.size
                 else:
                     executions[job.claim.token] = found
-            if sum(portion.size for _, portion in small) >= PORTION_BYTES:
+            if size >= PORTION_BYTES:
                 executions |= await self._write(small)
-                small = []
+                small, size = [], 0
         executions |= await self._write(small)
         return [executions[job.claim.token] for job in jobs]
 

@@ -1,8 +1,8 @@
 """The work on one claimed object: ask the store what is there, read it in parts, write each, and end with a commit."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -94,8 +94,11 @@ class ObjectRun:
             if found.size > bytes_max:
                 await found.close()
                 return None
-            async with aclosing(self._parts(found)) as parts:
-                found = self._portion(found, await anext(parts))
+            with self._tools.heartbeat.limit([self._claim]), _store_errors():
+                part = await found.only_part()
+            if part is None:
+                return None
+            found = self._portion(found, part)
         if not isinstance(found, Portion):
             return found
         return self._with_tail(found) if self._is_whole(found) else None
@@ -217,17 +220,15 @@ class ObjectRun:
         if read is not None and read.format != tools.plan.format.name:
             raise ObjectReplacedError(f"{name!r} was begun as {read.format}")
         note = read.encode() if read is not None else b""
-        with tools.heartbeat.limit([self._claim]):
-            async with _store_errors():
-                return await open_object(tools.store, name, tools.plan, place=self._at.place, note=note)
+        with tools.heartbeat.limit([self._claim]), _store_errors():
+            return await open_object(tools.store, name, tools.plan, place=self._at.place, note=note)
 
     async def _parts(self, reader: ObjectReader) -> AsyncGenerator[Part, None]:
         """Yield the parts; each is read while the claim lasts."""
         async with aclosing(reader.parts()) as parts:
             while True:
-                with self._tools.heartbeat.limit([self._claim]):
-                    async with _store_errors():
-                        part = await anext(parts, None)
+                with self._tools.heartbeat.limit([self._claim]), _store_errors():
+                    part = await anext(parts, None)
                 if part is None:
                     return
                 yield part
@@ -323,8 +324,8 @@ def _ended(portion: Portion) -> Execution:
     return Ran(APPLIED, committed=portion.state is PortionState.COMMITTED)
 
 
-@asynccontextmanager
-async def _store_errors() -> AsyncIterator[None]:
+@contextmanager
+def _store_errors() -> Iterator[None]:
     try:
         yield
     except (UnavailableError, ObjectAccessError) as error:

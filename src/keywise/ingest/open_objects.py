@@ -1,7 +1,10 @@
 """An open object pipeline: what its flow does differently from that of other pipelines."""
 
 import asyncio
+from collections.abc import Sequence
 
+from keywise.core.change import Order, order_of
+from keywise.core.entry import Entry
 from keywise.core.errors import AdminError
 from keywise.core.object_store import ObjectStore
 from keywise.core.sink import is_atomic
@@ -19,6 +22,7 @@ from keywise.ingest.portion_writers import AtomicPortionWriter, LeasedPortionWri
 from keywise.ingest.reader import ReadPlan
 from keywise.ingest.record_queue import RecordQueue
 from keywise.ingest.records import Decode
+from keywise.ingest.versions import VersionScale
 
 
 class OpenObjects:
@@ -35,6 +39,8 @@ class OpenObjects:
     ) -> None:
         """With a queue, the records are changes of their own, which another pipeline takes from it."""
         self._queue = queue
+        self.has_versions: bool | None = None
+        """Whether the dialect of the first source has versions; None if that is up to a user's function."""
         self.store = store
         self.selection = selection
         self.plan = plan
@@ -65,16 +71,48 @@ class OpenObjects:
         )
         return ObjectExecutor(tools)
 
+    async def key_of(self, pipeline: OpenPipeline, given: str) -> str:
+        key = object_key(given)
+        if key == given or not is_shortened(given):
+            return key
+        # An operator may have copied the key of a long URI. An object may be named like that, too.
+        return key if await pipeline.admin.inspect(key) is not None else given
+
     async def announce(self, pipeline: OpenPipeline, key: str, *, removed: bool = False) -> bytes:
         """`key` may be the URI of an object, or its key in the ledger."""
-        entry = await pipeline.admin.inspect(object_key(key)) or await pipeline.admin.inspect(key)
+        entry = await pipeline.admin.inspect(await self.key_of(pipeline, key))
         uri = ContentNote.of(entry).uri or key
         if is_shortened(uri):
             raise AdminError(f"{key!r} has only the beginning of a long URI; give the whole URI of the object")
-        if not uri.startswith(f"{self.selection.root}/"):
-            raise AdminError(f"{uri!r} is not in {self.selection.root}; give the URI of an object in it")
-        seen = (entry.mark, entry.advanced, entry.unknown) if entry is not None else ()
-        body = announced_again(uri, *seen, removed=removed).encode()
+        self.check_uri(uri)
+        seen = orders_seen(entry)
+        lowest = None if seen else await self.lowest_order(pipeline)
+        body = announced_again(uri, *seen, removed=removed, lowest=lowest).encode()
         [_, source], *_ = pipeline.sources
         await source.send([body])
         return body
+
+    def check_uri(self, uri: str) -> None:
+        """Raise `AdminError` unless this is the URI of an object that the pipeline may read."""
+        if not uri.startswith(f"{self.selection.root}/"):
+            raise AdminError(f"{uri!r} is not in {self.selection.root}; give the URI of an object in it")
+
+    async def lowest_order(self, pipeline: OpenPipeline) -> Order:
+        """Return the order of an object of which nothing was seen: below those of its events, and comparable to them.
+
+        Raises `AdminError` if a user's function decides whether events have versions, and none has come yet.
+        """
+        scale = (await pipeline.control_store.controls()).scale
+        is_versioned = scale != VersionScale.UNVERSIONED if scale else self.has_versions
+        if is_versioned is None:
+            raise AdminError(
+                f"whether the events of {pipeline.name!r} have versions is known from the first one that a worker "
+                "reads; announce one object through its source, and try again"
+            )
+        return order_of(0 if is_versioned else None)
+
+
+def orders_seen(entry: Entry | None) -> Sequence[Order]:
+    """Return the orders at which an object was written, or may have been."""
+    seen = (entry.mark, entry.advanced, entry.unknown) if entry is not None else ()
+    return [order for order in seen if order is not None]

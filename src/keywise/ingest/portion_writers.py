@@ -89,7 +89,8 @@ class AtomicPortionWriter:
                 if letters := [(None, letter) for one in portions for letter in one.letters]:
                     await transaction.dead_letter(letters)
                 last = [one for one in portions if is_whole and one.content is not None]
-                advances = [one.advance for one in portions if one not in last]
+                others = [one for one in portions if not is_whole or one.content is None]
+                advances = [one.advance for one in others]
                 self._heartbeat.end(one.claim for one in last)
                 # At the end, so that the rows of the ledger are locked for a short time.
                 refused = [*await transaction.advance(advances)] if advances else []
@@ -97,8 +98,10 @@ class AtomicPortionWriter:
                 if refused:
                     raise ClaimLostError("the claim is lost, or this part is already written")
         self._heartbeat.advanced(advances)
-        for one in portions:
-            one.state = PortionState.COMMITTED if one in last else PortionState.WRITTEN
+        for one in last:
+            one.state = PortionState.COMMITTED
+        for one in others:
+            one.state = PortionState.WRITTEN
             one.claim = self._heartbeat.current(one.claim)
         report_letters(self._pipeline, portions)
 

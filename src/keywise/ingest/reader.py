@@ -1,9 +1,10 @@
 """Reads one object in parts, and resumes behind any of them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -33,6 +34,12 @@ class ReadPlan:
         if compression not in COMPRESSIONS:
             raise SettingsError(f"compression={compression!r} is not known; write one of {', '.join(COMPRESSIONS)}")
         self.format = object_format
+        # Asking a protocol is slow, so it is done once, and not for each object.
+        self.cutter: Callable[[PartSettings, CutPlace], Cutter]
+        if isinstance(object_format, WholeFormat):
+            self.cutter = partial(WholeCutter, object_format)
+        else:
+            self.cutter = partial(RowCutter, object_format)
         self.settings = settings or PartSettings()
         self.compression = compression
 
@@ -63,6 +70,7 @@ class ObjectReader:
         self.etag, self.size = stream.etag, stream.size
         self._store, self._name, self._stream = store, name, stream
         self._format, self._compression = plan.format, plan.compression
+        self._make_cutter = plan.cutter
         settings = plan.settings
         if begun:
             # What was begun is cut by the settings that it was begun with, so that a repeated part is the same part.
@@ -98,6 +106,19 @@ class ObjectReader:
         except ObjectError as error:
             raise ObjectError(f"{self._name!r}: {error}") from error
 
+    async def only_part(self) -> Part | None:
+        """Return the part of an object that has one; None if it has more. All bytes of the object are in memory.
+
+        Small objects are most of the objects, and each generator of `parts` costs them as much as their records.
+        """
+        async with aclosing(self._chunks()) as chunks:
+            content = b"".join([chunk async for chunk in chunks])
+        try:
+            part = next(self._finish(self._decompressor(content), self._cutter(), content))
+        except ObjectError as error:
+            raise ObjectError(f"{self._name!r}: {error}") from error
+        return part if part.is_last else None
+
     async def _read(self) -> AsyncGenerator[Part, None]:
         cutter, decompressor, begin = self._cutter(), None, b""
         async with aclosing(self._chunks()) as chunks:
@@ -117,7 +138,7 @@ class ObjectReader:
             yield part
 
     def _finish(self, decompressor: Decompressor, cutter: Cutter, begin: bytes) -> Iterator[Part]:
-        """Yield the rest. `begin` is all that is left if that is shorter than the mark of a compression."""
+        """Yield the rest. `begin` is all that was not fed: a whole small object, or one of a few bytes."""
 
         def rest() -> Iterator[Cut]:
             for content in decompressor.feed(begin):
@@ -157,9 +178,7 @@ class ObjectReader:
     def _cutter(self) -> Cutter:
         note = self._note
         start = CutPlace(self._place, note.offset, note.offset - note.block, note.bad, note.header)
-        if isinstance(self._format, WholeFormat):
-            return WholeCutter(self._format, self._settings, start)
-        return RowCutter(self._format, self._settings, start)
+        return self._make_cutter(self._settings, start)
 
     def _decompressor(self, begin: bytes) -> Decompressor:
         if self._compression == "auto":

@@ -13,9 +13,8 @@ from typing import Any, Self
 from keywise.core.change import Delivery
 from keywise.core.clock import Clock, boot_time
 from keywise.core.errors import SettingsError
-from keywise.core.record import Record
+from keywise.core.record import OBJECT_HEADER, Record
 from keywise.flow.wakeup import Wakeup
-from keywise.ingest.records import OBJECT_HEADER
 
 
 class RecordQueue:

@@ -5,18 +5,16 @@ from typing import Any
 
 import msgspec
 
-from keywise.core.change import KEY_MAX_BYTES, Order
+from keywise.core.change import KEY_MAX_BYTES, Order, is_unversioned
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.failures import storable
-from keywise.core.record import Record
+from keywise.core.record import OBJECT_HEADER, Record
 from keywise.ingest.keys import shortened
 from keywise.ingest.parts import BadRecord, Part
 from keywise.ingest.reader import ObjectReader
 
 ORDINAL_BYTES = 20
 """`#` and the largest ordinal."""
-OBJECT_HEADER = "keywise-object"
-"""The header of a record's dead letter that has the URI of its object."""
 
 Decode = Callable[[bytes], Any]
 
@@ -64,4 +62,5 @@ class RecordMaker:
     ) -> DeadLetter:
         headers = {OBJECT_HEADER: self.uri, "ordinal": str(ordinal), **place}
         key = f"{self._prefix}{ordinal}"
-        return DeadLetter(storable(cause), body, key=key, version=order[1], headers=headers, sent_at=sent_at)
+        version = None if is_unversioned(order) else order[1]
+        return DeadLetter(storable(cause), body, key=key, version=version, headers=headers, sent_at=sent_at)

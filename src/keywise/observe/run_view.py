@@ -17,6 +17,8 @@ RECENT_S = 60.0
 """A slow call is forgotten after this time."""
 SLOW_MAX = 20
 """How many slow calls are kept: more than are shown, because they expire one by one."""
+OBJECTS_MAX = 100
+"""How many objects are followed; of more, those whose last part is longest ago are left out."""
 NOTICES_MAX = 3
 """How many warnings, and how many alarms, are kept for each pipeline."""
 
@@ -34,6 +36,17 @@ class SlowCall(msgspec.Struct, frozen=True):
     others: int
     seconds: float
     at: float
+
+
+class ObjectProgress(msgspec.Struct, frozen=True):
+    """An object that is read in parts: how many records are written, and how many of its bytes are read."""
+
+    key: str
+    records: int
+    read: int
+    size: int
+    at: float
+    """When its last part was written."""
 
 
 class Notice(msgspec.Struct):
@@ -69,6 +82,8 @@ class PipelineView(msgspec.Struct, kw_only=True):
     lanes: events.Waiting | None = None
     slowest: Sequence[SlowCall] = ()
     """The slowest first."""
+    objects: Sequence[ObjectProgress] = ()
+    """The objects that are being read in parts, the largest first."""
     warnings: Sequence[Notice] = ()
     """The newest last, as for alarms."""
     alarms: Sequence[Notice] = ()
@@ -119,6 +134,8 @@ class _Collector:
         self._ended_at: float | None = None
         self._slow: dict[str, SlowCall] = {}
         self._slow_floor_s = 0.0
+        self._objects: dict[str, ObjectProgress] = {}
+        """The objects of which a part was written; one leaves when its call has ended."""
         self._warnings: deque[Notice] = deque(maxlen=NOTICES_MAX)
         self._alarms: deque[Notice] = deque(maxlen=NOTICES_MAX)
 
@@ -136,6 +153,7 @@ class _Collector:
             idle_s=idle_s,
             outcomes={name: view.outcomes[name] for name in OUTCOMES},
             slowest=self._slowest(now),
+            objects=sorted(self._objects.values(), key=lambda one: (-one.size, one.key)),
             warnings=[msgspec.structs.replace(notice) for notice in self._warnings],
             alarms=[msgspec.structs.replace(notice) for notice in self._alarms],
             now=now,
@@ -151,6 +169,9 @@ class _Collector:
                     view.lag_s = max(0.0, self._wall() - event.sent_at)
             case events.Handled():
                 self._time(event, now)
+                self._forget(event.keys)
+            case events.Advanced():
+                self._advance(event, now)
             case events.Ignored():
                 self._count("ignored", event.changes, now)
             case events.Waiting():
@@ -159,10 +180,9 @@ class _Collector:
                 self._is_paused = isinstance(event, events.Paused)
             case events.Started():
                 self._start(event, now)
-            case events.Draining():
-                view.state, self._stopped_at = "draining", None
-            case events.Stopped():
-                view.state, self._stopped_at = "stopped", now
+            case events.Draining() | events.Stopped():
+                is_over = isinstance(event, events.Stopped)
+                view.state, self._stopped_at = ("stopped", now) if is_over else ("draining", None)
             case events.LedgerBack():
                 view.ledger_down = None
             case events.Alarmed():
@@ -195,6 +215,16 @@ class _Collector:
         if len(slow) > SLOW_MAX:
             del slow[min(slow, key=lambda one: slow[one].seconds)]
         self._slow_floor_s = _floor_s(slow)
+
+    def _advance(self, event: events.Advanced, now: float) -> None:
+        self._objects[event.key] = ObjectProgress(event.key, event.records, event.read, event.size, now)
+        if len(self._objects) > OBJECTS_MAX:
+            del self._objects[min(self._objects, key=lambda key: self._objects[key].at)]
+
+    def _forget(self, keys: Sequence[str]) -> None:
+        """Drop the objects whose call has ended. Most calls have none that was read in parts."""
+        for key in keys if self._objects else ():
+            self._objects.pop(key, None)
 
     def _slowest(self, now: float) -> list[SlowCall]:
         recent = {key: call for key, call in self._slow.items() if now - call.at <= RECENT_S}

@@ -27,6 +27,8 @@ from keywise.operate.waiting import AdminClaimer
 
 LOOK_S = 0.2
 """How often an action that waits for a claim checks it again."""
+ANNOUNCED = "announced again"
+"""The detail of an action on an object, which a worker carries out."""
 PAGE = 1000
 SUSPECTS_PAGE = 100
 
@@ -65,6 +67,7 @@ class PipelineAdmin:
 
     async def pause(self, keys: str, *, is_pattern: bool) -> Pause | None:
         """Pause a key or a pattern; return the pause that it replaces, if there was one."""
+        keys = keys if is_pattern else await self.pipeline.key_of(keys)
         control_store, audit_note = self.pipeline.control_store, self._audit_note
         controls = await control_store.controls()
         before = next((one for one in controls.pauses if (one.keys, one.is_pattern) == (keys, is_pattern)), None)
@@ -75,6 +78,7 @@ class PipelineAdmin:
 
     async def resume(self, keys: str, *, is_pattern: bool) -> bool:
         """End a pause, given exactly as it was set; return False if there is none."""
+        keys = keys if is_pattern else await self.pipeline.key_of(keys)
         if not await self.pipeline.control_store.resume(keys, is_pattern):
             return False
         await self._record_pause("resumed", keys, is_pattern)
@@ -99,7 +103,7 @@ class PipelineAdmin:
 
     async def until_free(self, keys: str, *, is_pattern: bool) -> None:
         """Wait until no claim on these keys is held."""
-        pause = Pause(keys, is_pattern)
+        pause = Pause(keys if is_pattern else await self.pipeline.key_of(keys), is_pattern)
         while held := [key async for key in self._held() if pause.covers(key)]:
             await self._wait_for(held)
 
@@ -121,6 +125,7 @@ class PipelineAdmin:
     async def reset(self, key: str) -> int:
         """Raise the era of one key: its mark stays, and the next change wins."""
         self._check_era()
+        key = await self.pipeline.key_of(key)
         if await self.pipeline.admin.inspect(key) is None:
             raise AdminError(f"nothing is known of {key!r}, so the next change wins anyway; nothing was reset")
         async with self._claimer.taken(ChangeHeader(key, None)) as claim:
@@ -164,16 +169,18 @@ class PipelineAdmin:
     # Writes.
 
     async def force(self, key: str, *, older: bool = False) -> Change[Any]:
-        """Write the current state of a key from the source of truth."""
+        """Write the current state of a key from the source of truth; of an object, let a worker read it again."""
         change = await self._force_writer.rewrite(key, older=older)
-        await self.record("forced", key, change.version, "a deletion" if change.deleted else "")
+        detail = "a deletion" if change.deleted else ANNOUNCED if self.pipeline.objects is not None else ""
+        await self.record("forced", change.key, change.version, detail)
         return change
 
     async def remove(self, key: str) -> Change[Any]:
-        """Delete a key; the next real change to it wins."""
+        """Delete a key; the next real change to it wins. Of an object, let a worker delete its records."""
         change = await self._force_writer.delete(key)
         # A removal of a key that the ledger does not know has the lowest version, which is not a real one.
-        await self.record("removed", key, change.version if change.version != VERSION_MIN else None)
+        version = change.version if change.version != VERSION_MIN else None
+        await self.record("removed", change.key, version, ANNOUNCED if self.pipeline.objects is not None else "")
         return change
 
     # Maintenance.
@@ -201,12 +208,14 @@ class PipelineAdmin:
     async def repairs(self, keys: Sequence[str]) -> AsyncIterator[tuple[str, str]]:
         """Repair these keys, or all suspect keys if `keys` is empty.
 
-        Yields each key with the cause if it was not repaired; the cause is empty for a repaired key.
+        Yields each key with the cause if it was not repaired; the cause is empty for a repaired key. A suspect object
+        is announced again, and the worker that has read it ends the suspicion.
         """
-        needs_refetch(self.pipeline)
+        if self.pipeline.objects is None:
+            needs_refetch(self.pipeline)
         repairer = Repairer(self.pipeline, self._claimer.heartbeat, despite_pause=True)
         if keys:
-            for key in dict.fromkeys(keys):
+            for key in dict.fromkeys([await self.pipeline.key_of(key) for key in keys]):
                 yield key, await self._repair(repairer, key)
             return
         seen: set[str] = set()
@@ -218,7 +227,9 @@ class PipelineAdmin:
 
     async def _repair(self, repairer: Repairer, key: str) -> str:
         cause = await self._not_yet(key) or (await repairer.run([key])).get(key, "")
-        if not cause:
+        if not cause and self.pipeline.objects is not None:
+            await self.record("announced again", key, detail="for its repair")
+        elif not cause:
             await self.record("repaired", key)
         return cause
 

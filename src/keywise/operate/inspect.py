@@ -9,9 +9,11 @@ from msgspec.structs import asdict, replace
 
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, Order, is_unversioned, order_of
 from keywise.core.controls import PLAIN, Controls, Pause
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
 from keywise.core.errors import DatabaseError, UnavailableError
 from keywise.core.history import ALARM, ENDS_ALARM, HistoryRecord
+from keywise.core.record import OBJECT_HEADER
 from keywise.core.rules import decide_under, era_of
 from keywise.core.settings import Settings
 from keywise.core.sink import Grade, is_atomic
@@ -145,7 +147,7 @@ class Suspicion(msgspec.Struct, frozen=True):
     count: int
     since: float
     repair_at: float | None
-    """When the key can be repaired; None if the pipeline has no refetch function, so that nothing repairs it."""
+    """When the key can be repaired; None if the pipeline can neither refetch a key nor read an object again."""
 
 
 class Limit(msgspec.Struct, frozen=True):
@@ -165,6 +167,8 @@ class DeadLetterSummary(msgspec.Struct, frozen=True):
     version: int | None
     cause: str
     traceback: str = ""
+    record: int | None = None
+    """The ordinal of the record that it has; None if it is about the whole object, or about any other key."""
 
 
 class ForecastRange(msgspec.Struct, frozen=True):
@@ -258,15 +262,16 @@ def journal_summary_of(settings: Settings, pipeline: str) -> JournalSummary | No
 
 async def key_report_of(pipeline: OpenPipeline, key: str, wall: float, lines: int = LINES_SHOWN) -> KeyReport | None:
     """Report what the ledger knows of a key; None if it knows nothing. `wall` is the current time."""
-    admin = pipeline.admin
+    admin, given, key = pipeline.admin, key, await pipeline.key_of(key)
     entry, now, controls = await admin.inspect(key), await admin.now(), await pipeline.control_store.controls()
     history = await pipeline.history_store.history(key, max(1, lines))
     newest = await admin.dead_letters(LETTERS_MAX)
     ahead_s = wall - now
+    names = {key, given} if pipeline.objects is not None else {key}
     letters = [
-        DeadLetterSummary(number, at + ahead_s, letter.version, letter.cause, letter.traceback)
+        DeadLetterSummary(number, at + ahead_s, letter.version, letter.cause, letter.traceback, _ordinal(letter))
         for number, at, letter in newest
-        if letter.key == key
+        if letter.key == key or (letter.headers or {}).get(OBJECT_HEADER) in names
     ]
     pauses = [pause for pause in controls.pauses if pause.covers(key)]
     if entry is None and not letters and not history and all(pause.is_pattern for pause in pauses):
@@ -297,6 +302,12 @@ async def key_report_of(pipeline: OpenPipeline, key: str, wall: float, lines: in
             if isinstance(source, BacklogSource)
         ],
     )
+
+
+def _ordinal(letter: DeadLetter) -> int | None:
+    headers = letter.headers or {}
+    ordinal = headers.get("ordinal", "")
+    return int(ordinal) if OBJECT_HEADER in headers and ordinal.isdecimal() else None
 
 
 def forecast(
@@ -330,13 +341,14 @@ def forecast(
 
 
 def _orders_in(entry: Entry) -> list[Order]:
-    return [order for order in (entry.mark, entry.intent, entry.unknown, entry.tried) if order is not None]
+    orders = (entry.mark, entry.intent, entry.unknown, entry.tried, entry.advanced)
+    return [order for order in orders if order is not None]
 
 
 def _terms(pipeline: OpenPipeline) -> LeaseTerms | None:
     """Return the terms of a worker that is not the holder; None if the commit strategy takes no claim."""
     sink = pipeline.sink
-    if is_atomic(sink) and not sink.runs_user_code:
+    if is_atomic(sink) and not sink.runs_user_code and pipeline.objects is None:
         return None
     return LeaseTerms(owner="", lease_s=pipeline.settings.lease_s)
 
@@ -345,7 +357,8 @@ def _mark(entry: Entry, pipeline: OpenPipeline, ahead_s: float) -> Mark | None:
     if entry.mark is None:
         return None
     (era, _, generation), settings = entry.mark, pipeline.settings
-    is_idle = replace(entry, suspicions=0, suspected_at=0.0).is_idle
+    # A suspicion, and what is remembered of the content, do not move the time of the commit.
+    is_idle = replace(entry, suspicions=0, suspected_at=0.0, note=b"", extent=0).is_idle
     is_suspected_since = entry.suspicions > 0 and entry.suspected_at >= entry.updated_at
     touched_at = entry.updated_at + ahead_s
     return Mark(
@@ -391,7 +404,8 @@ def _suspicion(entry: Entry, pipeline: OpenPipeline, ahead_s: float) -> Suspicio
     if not entry.suspicions:
         return None
     since = entry.suspected_at + ahead_s
-    repair_at = since + pipeline.settings.horizon_s if pipeline.refetch is not None else None
+    can_repair = pipeline.refetch is not None or pipeline.objects is not None
+    repair_at = since + pipeline.settings.horizon_s if can_repair else None
     return Suspicion(entry.suspicions, since, repair_at)
 
 

@@ -50,6 +50,28 @@ def test_a_pause_that_is_being_set_is_not_overtaken():
     run(story())
 
 
+@pytest.mark.parametrize(
+    ("controls", "is_plain"),
+    [
+        (Controls(scale="s3-sequencer"), True),
+        (Controls(era=1, scale="s3-sequencer"), False),
+        (Controls(pauses=(Pause("b"),), scale="s3-sequencer"), False),
+        (Controls(resync_at=5.0, scale="s3-sequencer"), False),
+    ],
+)
+def test_a_scale_of_versions_leaves_claims_to_one_statement_and_other_controls_do_not(controls, is_plain):
+    async def story() -> None:
+        async with opened() as ledger, connected() as watcher:
+            scope = ledger.scope.number
+            await watcher.execute("update keywise_scopes set controls = $2 where id = $1", scope, text_of(controls))
+            await claim(ledger, 1)
+            assert await watcher.fetchval("select plain from keywise_active where scope = $1", scope) is (
+                is_plain or None
+            )
+
+    run(story())
+
+
 def test_an_operator_who_waits_for_running_claims_is_not_overtaken_by_new_ones():
     """Claims that overlap without a gap would keep a pause waiting for ever."""
 

@@ -1,5 +1,8 @@
 """What can be wrong with a subscription, the rights or a URL is reported with what to do."""
 
+import asyncio
+import os
+import signal
 from functools import partial
 
 import pytest
@@ -180,6 +183,22 @@ async def test_a_subscription_whose_topic_was_deleted_cannot_be_sent_to():
     async with source_at(shared.pubsub().address, name) as source:
         with pytest.raises(DatabaseError, match="the topic of the subscription was deleted"):
             await source.send([b"one"])
+
+
+def test_a_service_that_takes_a_second_to_accept_a_connection_is_waited_for():
+    async def story() -> None:
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            opening = asyncio.create_task(source_at(server.address, "missing").__aenter__())
+            await asyncio.wait([opening], timeout=1.0)
+            assert not opening.done(), opening
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        with pytest.raises(DatabaseError, match="create the subscription"):
+            await opening
+
+    with pubsub_server() as server:
+        run(story())
 
 
 def test_an_emulator_that_goes_away_is_an_outage_until_it_is_back():

@@ -6,8 +6,13 @@ import pytest
 
 from adapters.sqs.benches import created, fresh, source_at
 from adapters.sqs.waiting import bodies_of, received, until
+from flow.rig import Rig
 from keywise.adapters.sqs.source import VISIBILITY_MAX_S
+from keywise.core.change import Change, Outcome, order_of
+from keywise.core.clock import boot_time
 from keywise.core.errors import DatabaseError, UnavailableError
+from keywise.flow.lanes import Lanes, Ticket
+from keywise.flow.settlement import Settlement
 from running import awaited
 from servers import shared
 from servers.aws_answers import AwsAnswers, aws_answers
@@ -62,6 +67,30 @@ async def test_an_extension_after_the_visibility_timeout_is_refused_also_if_no_o
         assert await source.extend([*held[:12], late, *held[12:]], 900.0) == [late]
         [again] = await received(source, 1)
         assert (again.id, await source.extend([again], 900.0)) == (late.id, [])
+
+
+@awaited
+async def test_the_ticket_of_a_message_that_came_back_is_orphaned_until_its_worker_receives_it_again():
+    queue, lanes, rig = created(shared.elasticmq(), fresh("orphaned")), Lanes(10), Rig()
+    async with (
+        aws_answers(shared.elasticmq().url) as aws,
+        source_at(aws.port, queue, visibility_s=900.0) as source,
+    ):
+        rig.more = {"sources": [("queue", source)], "clock": boot_time}
+        settlement = Settlement(rig.pipeline())
+        await source.send([b"one"])
+        async with source_at(aws.port, queue, visibility_s=1.0) as brief:
+            lanes.add([Ticket(Change("a", order_of(1)), one) for one in await received(brief, 1)])
+        [ticket] = lanes.tickets()
+        await until(lambda: aws.is_expired(str(ticket.delivery.receipt)))
+        await settlement.extend([ticket], age=0.0)
+        assert ticket.is_orphaned
+        lanes.add([Ticket(Change("a", order_of(1)), one) for one in await received(source, 1)])
+        assert (lanes.tickets(), ticket.is_orphaned, ticket.delivery.count) == ([ticket], False, 2)
+        await settlement.extend([ticket], age=0.0)
+        assert not ticket.is_orphaned
+        await settlement.settle([(ticket, Outcome.APPLIED)])
+        assert await source.depth() == 0
 
 
 @awaited

@@ -51,6 +51,42 @@ def test_everything_is_in_the_frame():
     ]
 
 
+def reading(*objects: tuple[str, int, int]) -> list[PipelineView]:
+    view = View(["logs"], clock=lambda: 100.0)
+    view(events.Started(pipeline="logs", strategy="leased", grade="plain", source="queue"))
+    for uri, records, read in objects:
+        view(events.Advanced(pipeline="logs", key=uri, records=records, read=read, size=4_000_000))
+    return view.look()
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (100, "25 % of 4.0 MB, 12,000 records s3://uploads/2026/a.ndjson"),
+        (50, "25 % of 4.0 MB, 12,000 records ….ndjson"),
+    ],
+)
+def test_an_object_is_shown_with_the_end_of_its_uri(width: int, shown: str):
+    assert f"  objects  {shown}" in drawn(reading(("s3://uploads/2026/a.ndjson", 12_000, 1_000_000)), width)
+
+
+def test_of_many_objects_five_are_drawn_in_lines_that_fit():
+    found = reading(*[(f"s3://uploads/{EVIL}{number}", number, number) for number in range(8)])
+    for width in (20, 60, 100):
+        lines = drawn(found, width)
+        assert all(cell_len(line) <= width and line.isprintable() for line in lines)
+    assert sum("% of 4.0 MB" in line for line in drawn(found, 100)) == 5
+    assert any(line.endswith("and 3 more") for line in drawn(found, 100))
+    assert "reading 0 % of 4.0 MB" in line(found[0])
+
+
+def test_an_object_of_unknown_size_is_drawn():
+    view = View(["logs"], clock=lambda: 100.0)
+    view(events.Started(pipeline="logs", strategy="leased", grade="plain", source="queue"))
+    view(events.Advanced(pipeline="logs", key="a", records=1, read=5, size=0))
+    assert "  objects  0 % of 0 B, 1 record a" in drawn(view.look(), 80)
+
+
 def test_a_pipeline_in_one_line_for_logs():
     [view] = views("mails")
     assert line(view) == (

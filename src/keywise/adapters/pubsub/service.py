@@ -31,8 +31,9 @@ _CHANNEL = [
     ("grpc.max_send_message_length", -1),
     # The flow retries after a back-off of its own; by default, gRPC would not try to connect for up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Despite its name, this is how long an attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", int(ANSWER_S * 1000)),
     ("grpc.use_local_subchannel_pool", 1),
 ]
 # Finds a connection that is silently gone. An emulator may take such pings for an attack.

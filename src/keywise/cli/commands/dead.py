@@ -30,7 +30,7 @@ from keywise.core.errors import LetterError
 from keywise.core.history import HistoryRecord
 from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, record
-from keywise.operate.replay import replay as send_again
+from keywise.operate.replay import Replayer
 
 app = typer.Typer(help="List, show, replay or drop dead letters.", no_args_is_help=True)
 
@@ -43,6 +43,16 @@ class LettersOptions(AdminOptions):
     """The options of an operator's command on the letters of one pipeline or of all."""
 
     pipeline: PipelineOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    """How letters are sent again."""
+
+    older: Annotated[bool, typer.Option("--older", help="Send letters of forgotten keys too, of any age.")] = False
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Read objects again from their beginning, not where they stopped.")
+    ] = False
 
 
 @app.command("list")
@@ -153,7 +163,7 @@ def replay(
     *,
     every: AllOption = False,
     selection: Filter,
-    older: Annotated[bool, typer.Option("--older", help="Send letters of forgotten keys too, of any age.")] = False,
+    how: ReplayOptions,
     yes: YesOption = False,
     options: LettersOptions,
 ) -> None:
@@ -162,6 +172,8 @@ def replay(
     A letter is refused if its version is at or below the mark of its key, if it still cannot be read, or if it
     was sent before the retention and its key is forgotten. Refused letters stay, and the exit status is 1.
     For more than one letter, the command asks first.
+    The letter of an object resumes behind the last part that was written; that of a record announces its object again,
+    which is read as a whole.
 
     \b
     Example:
@@ -176,10 +188,12 @@ def replay(
         letters = await selected(pipelines, numbers or [], selection)
         if len(letters) > 1:
             confirm(f"Send {count(len(letters), 'letter')} again?", yes=yes)
-        replayed, refused = [], []
+        if how.from_start and not all(found.pipeline.objects is not None for found in letters):
+            refuse("--from-start is about letters of objects; choose those with --pipeline or by number")
+        replayer, replayed, refused = Replayer(older=how.older, from_start=how.from_start), [], []
         for found in letters:
             try:
-                await send_again(found.pipeline, found.number, found.letter, older=older)
+                await replayer.replay(found.pipeline, found.number, found.letter)
             except LetterError as error:
                 refused.append((found, str(error)))
             else:

@@ -4,12 +4,14 @@ from typing import Annotated, Any
 
 import typer
 
-from keywise.cli.admin_options import WAIT_DEFAULT, AdminOptions, WaitOption, perform
+from keywise.cli.admin_options import WAIT_DEFAULT, AdminOptions, WaitOption, perform, require_stored_queue
 from keywise.cli.options import grouped, require_valid_key
 from keywise.cli.output import print_result
 from keywise.core.change import VERSION_MIN, Change, is_unversioned
+from keywise.core.errors import AdminError
+from keywise.operate.admin import PipelineAdmin
 
-KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key, or the URI of an object.")]
 
 
 @grouped
@@ -24,12 +26,26 @@ def force(
 
     Reads the key with refetch, claims it, and writes it above the mark: the next version still wins.
     It works on a paused key too.
+    An object is announced again, at an order above all that was seen of it, and a worker reads it as a whole.
 
     \b
     Example:
       keywise force page-17 --why 'edited by hand' --app shop:app
+      keywise force s3://uploads/2026/a.ndjson --app shop:app
     """
-    name, change = perform(options, lambda admin: admin.force(require_valid_key(key), older=older), wait)
+
+    async def act(admin: PipelineAdmin) -> tuple[Change[Any], str]:
+        has_objects = require_stored_queue(admin.pipeline)
+        if older and has_objects:
+            raise AdminError("an object is read as the store has it now; leave out --older")
+        change = await admin.force(require_valid_key(key), older=older)
+        return change, await _next_step(admin, change, "reads it") if has_objects else ""
+
+    name, (change, next_step) = perform(options, act, wait)
+    if next_step:
+        text = f"announced {key!r} again in {name}, at {_order(change)}; {next_step}"
+        print_result(_change_json(name, change), text, json=options.json)
+        return
     what = "its deletion, because refetch has no such key" if change.deleted else "what refetch returned"
     text = f"forced {key!r} in {name}: wrote {what}, at {_order(change)}"
     print_result(_change_json(name, change), text, json=options.json)
@@ -45,17 +61,34 @@ def remove(
     """Delete a key from the sink; its next version brings it back.
 
     Claims the key, and writes the deletion above the mark. It works on a paused key too.
+    Of an object, a worker deletes the records, and the object itself stays in its store.
 
     \b
     Example:
       keywise remove page-17 --why 'published by mistake' --app shop:app
     """
-    name, change = perform(options, lambda admin: admin.remove(require_valid_key(key)), wait)
+
+    async def act(admin: PipelineAdmin) -> tuple[Change[Any], str]:
+        has_objects = require_stored_queue(admin.pipeline)
+        change = await admin.remove(require_valid_key(key))
+        return change, await _next_step(admin, change, "deletes its records") if has_objects else ""
+
+    name, (change, next_step) = perform(options, act, wait)
+    if next_step:
+        text = f"announced {key!r} again in {name}, as removed, at {_order(change)}; {next_step}"
+        print_result(_change_json(name, change), text, json=options.json)
+        return
     next_one = "its next version brings it back"
     if is_unversioned(change.order) and change.order[1] != VERSION_MIN:
         next_one = "without versions nothing is newer: run keywise reset, so that the next change wins"
     text = f"removed {key!r} from {name}, at {_order(change)}; {next_one}"
     print_result(_change_json(name, change), text, json=options.json)
+
+
+async def _next_step(admin: PipelineAdmin, change: Change[Any], what: str) -> str:
+    """Say what becomes of an object that was announced again."""
+    is_paused = (await admin.pipeline.control_store.controls()).pauses_key(change.key)
+    return f"a worker {what}" if not is_paused else f"it is paused, and a worker {what} once it is resumed"
 
 
 def _change_json(pipeline: str, change: Change[Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from keywise.cli.admin_options import AdminOptions, perform
+from keywise.cli.admin_options import AdminOptions, perform, require_stored_queue
 from keywise.cli.options import grouped, require_valid_key
 from keywise.cli.output import count, fail, plain, print_json, print_result, refuse
 from keywise.operate.admin import PipelineAdmin
@@ -25,6 +25,7 @@ def repair(
 
     Needs refetch. A key can be repaired once no write of an earlier holder can land any more (the setting horizon);
     until then the command prints how long that takes. Exits with status 1 if a key was not repaired.
+    A suspect object is announced again, and is not suspect any more when a worker has read it.
 
     \b
     Example:
@@ -41,18 +42,19 @@ def repair(
         print_result({"pipeline": name, "was_due": was_due}, text, json=options.json)
         return
 
-    async def act(admin: PipelineAdmin) -> dict[str, str]:
-        causes = {}
+    async def act(admin: PipelineAdmin) -> tuple[dict[str, str], str]:
+        causes: dict[str, str] = {}
+        done = "announced again" if require_stored_queue(admin.pipeline) else "repaired"
         async for key, cause in admin.repairs(requested):
             causes[key] = cause
             if not options.json:
-                print(plain(f"left {key!r}: {cause}" if cause else f"repaired {key!r}"), flush=True)
-        return causes
+                print(plain(f"left {key!r}: {cause}" if cause else f"{done} {key!r}"), flush=True)
+        return causes, done
 
-    name, causes = perform(options, act)
+    name, (causes, done) = perform(options, act)
     left = [{"key": key, "cause": cause} for key, cause in causes.items() if cause]
     if options.json:
-        print_json({"pipeline": name, "repaired": [key for key in causes if not causes[key]], "left": left})
+        print_json({"pipeline": name, done.replace(" ", "_"): [key for key in causes if not causes[key]], "left": left})
     elif not causes:
         print(plain(f"no key of {name} is suspect"))
     if left:

@@ -26,7 +26,10 @@ def send(
     pipeline: Annotated[str, typer.Argument(metavar="PIPELINE")],
     bodies: Annotated[
         list[str] | None,
-        typer.Argument(metavar="BODY", help="JSON documents; with - or none, one per line from stdin."),
+        typer.Argument(
+            metavar="BODY",
+            help="JSON documents, or what announces objects; with - or none, one per line from stdin.",
+        ),
     ] = None,
     app: AppOption = None,
     delay: Annotated[
@@ -40,12 +43,14 @@ def send(
     """Send messages to a pipeline.
 
     They go to its first source, or to the first one of a lane.
+    Messages to a pipeline of objects are sent as they are, and its dialect reads them: with dialect "uri", send URIs.
 
     \b
     Example:
       keywise send pages '{"id": "a", "version": 1}' --app shop:app
       keywise send pages --app shop:app < pages.jsonl
       keywise send pages --lane bulk --app shop:app < everything.jsonl
+      keywise send uploads s3://uploads/2026/a.ndjson --app shop:app
     """
     loaded = load(app)
     choose_pipelines(loaded, [pipeline])
@@ -56,7 +61,7 @@ def send(
     sender = MessageSender(loaded, pipeline, delay_s, lane)
     try:
         if bodies and bodies != ["-"]:
-            asyncio.run(sender.send_all([_checked_argument(body) for body in bodies]))
+            asyncio.run(sender.send_all([sender.checked_argument(body) for body in bodies]))
         else:
             asyncio.run(sender.send_lines(cast(BufferedReader, sys.stdin.buffer)))
     except UnavailableError as error:
@@ -76,6 +81,12 @@ class MessageSender:
         self._delay_s = delay_s
         self._lane = lane
         self._body_max_bytes = app.pipelines[pipeline].settings.body_max_bytes
+        self._is_json = app.pipelines[pipeline].objects is None
+        """What announces an object may be any text."""
+
+    def checked_argument(self, body: str) -> bytes:
+        """Return a message; exit with status 2 if it has to be a JSON document, and is none."""
+        return _checked_argument(body) if self._is_json else body.encode("utf-8", "surrogateescape")
 
     async def send_all(self, bodies: list[bytes]) -> None:
         async with self._app:
@@ -85,13 +96,14 @@ class MessageSender:
     async def send_lines(self, stream: BufferedReader) -> None:
         """Send one document per line. If input comes slowly, its lines do not wait for a full batch."""
         if stream.isatty():
-            print("Reading one JSON document per line; end with Ctrl-D.", file=sys.stderr)
+            what = "JSON document" if self._is_json else "message"
+            print(f"Reading one {what} per line; end with Ctrl-D.", file=sys.stderr)
         number = 0
         async with self._app:
             with progress(TextColumn("sent {task.fields[sent]:,}"), TimeElapsedColumn()) as bar:
                 task = bar.add_task("", total=None, sent=0)
                 for lines in _batches(stream, self._body_max_bytes):
-                    good, wrong = _checked(lines)
+                    good, wrong = _checked(lines) if self._is_json else ([line for line in lines if line.strip()], None)
                     if good:
                         await self._send(good)
                     if wrong is not None:

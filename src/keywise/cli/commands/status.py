@@ -3,17 +3,21 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from typing import Any, TypeAlias
 
+import msgspec
 import typer
 
 from keywise.app import App
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, choose_pipelines, load, warn_if_in_memory
 from keywise.cli.commands.pause import named
 from keywise.cli.live.watch import EveryOption, WatchOption, watch_or_once
-from keywise.cli.output import count, moment, print_error, print_json, print_line, print_table
+from keywise.cli.output import count, moment, print_error, print_json, print_line, print_table, size
 from keywise.core.controls import Pause
 from keywise.core.errors import DatabaseError, KeywiseError, UnavailableError
 from keywise.core.url import redacted
+from keywise.ingest.object_report import ObjectFigures, object_figures_of
+from keywise.ingest.versions import VersionScale
 from keywise.operate.inspect import (
     JournalSummary,
     PipelineFigures,
@@ -27,6 +31,7 @@ PAUSES_SHOWN = 5
 """How many pauses of single keys are shown."""
 MOMENTS = {"at", "since", "resync_since"}
 """The fields of the figures that are times."""
+_Found: TypeAlias = tuple[PipelineFigures, ObjectFigures | None]
 NUMBERS = ("keys", "tombstones", "claims", "suspects", "dead")
 
 
@@ -41,6 +46,7 @@ def status(
 
     These are its grade, the numbers of messages, keys, tombstones, live claims, suspects and dead letters,
     what is paused, its era, and alarms of the last hour with what to do about them.
+    Of a pipeline of objects: its store, what orders the versions, and the objects that workers read in parts now.
     If a queue cannot be used, shows why, and what the ledger knows. If the ledger cannot be used, shows why, and
     the journals of the workers on this machine. Shows the other pipelines in both cases, and exits with status 1.
 
@@ -55,7 +61,7 @@ def status(
 
     def look() -> None:
         found, unreached = _look(loaded, names, json)
-        partial = [one.pipeline for one in found if any(source.cause for source in one.sources)]
+        partial = [one.pipeline for one, _ in found if any(source.cause for source in one.sources)]
         if partial and not watch:
             print_error(f"{', '.join(partial)} cannot be shown in full; see the cause above")
         if unreached and not watch:
@@ -66,23 +72,29 @@ def status(
     watch_or_once(look, watch=watch, every=every, json=json)
 
 
-def _look(app: App, names: list[str], json: bool) -> tuple[list[PipelineFigures], list[Unreached]]:
+def _look(app: App, names: list[str], json: bool) -> tuple[list[_Found], list[Unreached]]:
     found, unreached = asyncio.run(_gathered(app, names))
     if json:
-        result = {"ledger": redacted(app.ledger_url), "pipelines": found}
+        result = {"ledger": redacted(app.ledger_url), "pipelines": [_figures_json(*one) for one in found]}
         print_json(result | ({"unreached": unreached} if unreached else {}), moments=MOMENTS)
     else:
         _print_status(found, unreached, time.time())
     return found, unreached
 
 
-async def _gathered(app: App, names: list[str]) -> tuple[list[PipelineFigures], list[Unreached]]:
-    found, unreached, errors = list[PipelineFigures](), list[Unreached](), list[KeywiseError]()
+def _figures_json(figures: PipelineFigures, objects: ObjectFigures | None) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(figures)
+    return fields | ({"objects": msgspec.to_builtins(objects)} if objects is not None else {})
+
+
+async def _gathered(app: App, names: list[str]) -> tuple[list[_Found], list[Unreached]]:
+    found, unreached, errors = list[_Found](), list[Unreached](), list[KeywiseError]()
     for name in names:
         try:
             away: dict[str, str] = {}
             async with app.open(name, work=False, unreached=away) as pipeline:
-                found.append(await figures_of(pipeline, time.time(), away))
+                figures = await figures_of(pipeline, time.time(), away)
+                found.append((figures, await object_figures_of(pipeline)))
         except (UnavailableError, DatabaseError) as error:
             settings = app.pipelines[name].settings
             errors.append(error)
@@ -92,11 +104,11 @@ async def _gathered(app: App, names: list[str]) -> tuple[list[PipelineFigures], 
     return found, unreached
 
 
-def _print_status(found: list[PipelineFigures], unreached: list[Unreached], now: float) -> None:
+def _print_status(found: list[_Found], unreached: list[Unreached], now: float) -> None:
     if found:
-        _print_figures(found)
-    for figures in found:
-        for note in _notes(figures, now):
+        _print_figures([figures for figures, _ in found])
+    for figures, objects in found:
+        for note in (*_object_notes(objects), *_notes(figures, now)):
             print_line(f"{figures.pipeline}: {note}")
     for one in unreached:
         noted = "; ".join(format_journals(one.journal, now))
@@ -145,6 +157,23 @@ def format_pause(pause: Pause, now: float) -> str:
     keys = named(pause.keys, pause.is_pattern)
     by = f" by {pause.by}" if pause.by else ""
     return f"{keys}{by}, {moment(pause.at, now)}{': ' + pause.why if pause.why else ''}"
+
+
+def _object_notes(objects: ObjectFigures | None) -> Iterator[str]:
+    """Yield where the objects of a pipeline are, what orders them, and which of them are read in parts now."""
+    if objects is None:
+        return
+    order = "their order is known from the first event"
+    if objects.scale:
+        by = "have no version" if objects.scale == VersionScale.UNVERSIONED else f"are ordered by {objects.scale}"
+        order = f"events {by} ({objects.promise})"
+    yield f"objects of {objects.store}; {order}"
+    if objects.in_parts:
+        yield f"in parts now: {count(objects.in_parts, 'object')}"
+    for one in objects.largest:
+        yield f"  {count(one.records, 'record')}, {size(one.read)} read of {one.uri!r}"
+    if objects.in_parts > len(objects.largest):
+        yield f"  and {count(objects.in_parts - len(objects.largest), 'more object')}"
 
 
 def _notes(figures: PipelineFigures, now: float) -> Iterator[str]:

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any, TypeAlias
 
+import msgspec
 import typer
 
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, with_pipelines
@@ -19,15 +20,21 @@ from keywise.cli.output import (
     print_line,
     print_table,
     print_traceback,
+    size,
     stamp,
 )
 from keywise.core.history import HistoryRecord
 from keywise.flow.pipeline import OpenPipeline
+from keywise.ingest.keys import is_shortened, object_key
+from keywise.ingest.object_report import ObjectReport, Progress, StoredObject, object_report_of
+from keywise.ingest.object_run import GONE_S
+from keywise.ingest.open_objects import OpenObjects
 from keywise.operate.inspect import LETTERS_MAX, LINES_SHOWN, ForecastRange, KeyReport, key_report_of
 
 LETTERS_SHOWN = 10
-MOMENTS = {"now", "at", "kept_until", "since", "until", "next_at", "repair_at"}
+MOMENTS = {"now", "at", "kept_until", "since", "until", "next_at", "repair_at", "missing_since"}
 """The fields of a report that are times."""
+_Found: TypeAlias = tuple[KeyReport, ObjectReport | None]
 
 FORECASTS = {
     "granted": "is applied",
@@ -40,6 +47,15 @@ FORECASTS = {
     "limited": "waits for the rate of its key{wait}",
     "mixed": "becomes a dead letter: versioned and unversioned changes of one key have no order",
 }
+
+OBJECT_FORECASTS = {
+    "granted": "lets a worker read the object",
+    "stale": "is stale: acked, nothing is read",
+    "duplicate": "is a duplicate: acked, nothing is read",
+    "probation": "lets a worker read the object on probation, because one died with it",
+    "mixed": "becomes a dead letter: events with and without a version have no order",
+}
+"""What differs for the announcement of an object."""
 
 COMPANY = {0: "", 1: ", on probation", 2: ", on probation by itself", 3: ", alone"}
 """How isolated the holder runs a change, by the level of the claim."""
@@ -55,7 +71,7 @@ REASONS = {
 
 
 def why(
-    key: Annotated[str, typer.Argument(metavar="KEY")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A key, or the URI of an object.")],
     app: AppOption = None,
     pipeline: PipelineOption = None,
     lines: Annotated[int, typer.Option("--lines", metavar="N", min=0, help="Lines of history to show.")] = LINES_SHOWN,
@@ -65,35 +81,52 @@ def why(
 
     Shows its mark, claim, failed attempts, suspicion and dead letters, whether it is paused or limited,
     what would happen to a change that arrives now, and its history, newest first: which versions were refused, and why.
+    Of an object, shows also what the sink holds of it, how far it was read, and whether the store has other content.
 
     Exits with status 1 if no pipeline knows the key.
 
     \b
     Example:
       keywise why page-17 --app shop:app
+      keywise why s3://uploads/2026/a.ndjson --app shop:app
     """
     require_valid_key(key)
 
-    async def look(pipelines: list[OpenPipeline]) -> tuple[list[KeyReport], list[str]]:
-        found = [await key_report_of(opened, key, time.time(), lines) for opened in pipelines]
-        return [report for report in found if report is not None], [opened.name for opened in pipelines]
+    async def look(pipelines: list[OpenPipeline]) -> tuple[list[_Found], list[str]]:
+        found = [await _look(opened, key, lines) for opened in pipelines]
+        return [one for one in found if one is not None], [_place(opened) for opened in pipelines]
 
-    reports, names = with_pipelines(app, pipeline, look)
+    found, places = with_pipelines(app, pipeline, look)
     if json:
-        print_json({"key": key, "pipelines": reports}, moments=MOMENTS)
+        print_json({"key": key, "pipelines": [_report_json(*one) for one in found]}, moments=MOMENTS)
     else:
-        for report in reports:
-            _print_report(report)
-    if not reports:
+        for report, about in found:
+            _print_report(report, about)
+    if not found:
         fail(
-            f"no change to {key!r} was committed, tried or set aside in {', '.join(names)}; it may still be queued "
+            f"no change to {key!r} was committed, tried or set aside in {', '.join(places)}; it may still be queued "
             "(see keywise status), or its messages name another key"
         )
 
 
-def _print_report(report: KeyReport) -> None:
+async def _look(opened: OpenPipeline, key: str, lines: int) -> "_Found | None":
+    report = await key_report_of(opened, key, time.time(), lines)
+    return (report, await object_report_of(opened, key, time.time())) if report is not None else None
+
+
+def _place(opened: OpenPipeline) -> str:
+    objects = opened.objects
+    return f"{opened.name} ({objects.selection.root})" if isinstance(objects, OpenObjects) else opened.name
+
+
+def _report_json(report: KeyReport, about: ObjectReport | None) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(report)
+    return fields | ({"object": msgspec.to_builtins(about) | {"differs": about.differs}} if about is not None else {})
+
+
+def _print_report(report: KeyReport, about: ObjectReport | None) -> None:
     print_line(f"{report.key!r} in {report.pipeline} ({report.grade})", "bold")
-    print_facts(_facts(report))
+    print_facts(_facts(report, about))
     for letter in report.letters[:1]:
         print_traceback(f"traceback of letter {letter.number}", letter.traceback)
     if report.history:
@@ -108,18 +141,29 @@ def _row(line: HistoryRecord) -> tuple[str, ...]:
     return stamp(line.at), line.what, "" if line.version is None else str(line.version), line.by, detail
 
 
-def _facts(report: KeyReport) -> Iterator[tuple[str, str]]:
+def _facts(report: KeyReport, about: ObjectReport | None) -> Iterator[tuple[str, str]]:
     """Yield pairs of a name and a text. A fact that is absent is left out, unless its absence matters."""
-    for about in (_about_mark, _about_orders, _about_claim, _about_attempts, _about_suspicion, _about_letters):
-        yield from about(report)
+    yield from _about_mark(report)
+    if about is not None:
+        yield from _about_object(about, report.now)
+    for facts in (_about_orders, _about_claim, _about_attempts):
+        yield from facts(report)
+    yield from _about_suspicion(report, is_object=about is not None)
+    yield from _about_letters(report)
     for broker in report.brokers:
         if broker.held or broker.depth is None:
             yield "queue", f"{format_held(broker)}; changes to this key may be among them"
     yield "", ""
-    yield "next", "a change that arrives now:"
+    yield "next", f"{'an announcement' if about is not None else 'a change'} that arrives now:"
+    forecasts = FORECASTS if about is None else FORECASTS | OBJECT_FORECASTS
+    is_unversioned = not all(one.versioned for one in report.next)
     for forecast_range in report.next:
+        if about is not None and is_unversioned and forecast_range.versioned:
+            continue  # All events of a pipeline of objects are on one scale.
         wait = f", at most {duration(forecast_range.wait_s)}" if forecast_range.wait_s else ""
-        yield "", f"{_range(forecast_range):<24} {FORECASTS[forecast_range.answer].format(wait=wait)}"
+        yield "", f"{_range(forecast_range):<24} {forecasts[forecast_range.answer].format(wait=wait)}"
+    if about is not None and about.differs and about.progress is None:
+        yield "", f"{'keywise force':<24} announces it above all of these, and a worker reads it"
 
 
 def _about_mark(report: KeyReport) -> Iterator[tuple[str, str]]:
@@ -134,6 +178,49 @@ def _about_mark(report: KeyReport) -> Iterator[tuple[str, str]]:
     yield "tombstone", "yes: the newest change is a deletion" if mark.deleted else "no"
     kept = "for ever" if mark.kept_until is None else f"until {moment(mark.kept_until, report.now)} at least"
     yield "retention", f"the ledger keeps this key {kept}"
+
+
+def _about_object(about: ObjectReport, now: float) -> Iterator[tuple[str, str]]:
+    """Yield what the sink holds of an object, how far a newer version was read, and what the store has."""
+    if about.uri and is_shortened(object_key(about.uri)):
+        yield "uri", about.uri
+    content, progress, stored = about.content, about.progress, about.stored
+    if content is not None:
+        bad = f", of which {content.bad:,} bad" if content.bad else ""
+        held = (
+            f"ETag {content.etag}, {count(content.records, 'record')}{bad}" if content.etag else "nothing: it was gone"
+        )
+        yield "content", held
+    if about.extent:
+        yield "extent", f"{about.extent:,}: the sink has no record from this number on, of any version"
+    if progress is not None:
+        yield from _about_progress(progress, stored, now)
+    if stored is not None and stored.cause:
+        yield "store", f"gives no answer: {stored.cause}"
+    elif stored is not None and not stored.etag:
+        yield "store", "has no such object"
+    elif stored is not None:
+        what = "other content than was committed" if about.differs else "the same content"
+        what = what if content is not None else "an object that was not committed yet"
+        yield "store", f"has {what}: ETag {stored.etag}, {size(stored.size or 0)}"
+
+
+def _about_progress(progress: Progress, stored: StoredObject | None, now: float) -> Iterator[tuple[str, str]]:
+    version = _named(progress.version) + (f", generation {progress.generation}" if progress.generation else "")
+    if progress.missing_since is not None:
+        since = moment(progress.missing_since, now)
+        gone = f"if it stays missing for {duration(GONE_S)}, it counts as gone"
+        yield "position", f"{version}: the store has no such object since {since}; {gone}"
+        return
+    is_same = stored is not None and stored.etag == progress.etag
+    whole = f" of {size(stored.size or 0)}" if stored is not None and is_same else ""
+    done = f"{count(progress.records, 'record')} written, {size(progress.read)}{whole} read"
+    if progress.deletes_tail:
+        done = "all records written; those of an earlier version behind them are being deleted"
+    yield "position", f"{version}: {done}; a message of this version goes on there"
+    if progress.etag:
+        replaced = "" if is_same or stored is None or stored.cause else "; replaced since, so it is read from its start"
+        yield "reading", f"ETag {progress.etag}{replaced}"
 
 
 def _about_orders(report: KeyReport) -> Iterator[tuple[str, str]]:
@@ -184,7 +271,7 @@ def _about_attempts(report: KeyReport) -> Iterator[tuple[str, str]]:
     )
 
 
-def _about_suspicion(report: KeyReport) -> Iterator[tuple[str, str]]:
+def _about_suspicion(report: KeyReport, *, is_object: bool) -> Iterator[tuple[str, str]]:
     suspicion = report.suspicion
     if suspicion is None:
         return
@@ -192,7 +279,8 @@ def _about_suspicion(report: KeyReport) -> Iterator[tuple[str, str]]:
     if suspicion.repair_at is None:
         yield "repair", "not possible: this pipeline has no refetch function; add one with @pipeline.refetch"
     else:
-        yield "repair", f"by refetch, not before {moment(suspicion.repair_at, report.now)}"
+        how = "announced again by a worker" if is_object else "by refetch"
+        yield "repair", f"{how}, not before {moment(suspicion.repair_at, report.now)}"
 
 
 def _about_letters(report: KeyReport) -> Iterator[tuple[str, str]]:
@@ -200,6 +288,7 @@ def _about_letters(report: KeyReport) -> Iterator[tuple[str, str]]:
         yield "dead", f"looked for among the {LETTERS_MAX:,} newest letters only"
     for letter in report.letters[:LETTERS_SHOWN]:
         number, version = letter.number, _named(letter.version)
+        version += f", record {letter.record:,}" if letter.record is not None else ""
         yield "dead", f"letter {number}, {version}, {moment(letter.at, report.now)}: {letter.cause}"
     if len(report.letters) > LETTERS_SHOWN:
         yield "dead", f"and {len(report.letters) - LETTERS_SHOWN:,} more; see keywise dead list"

@@ -5,14 +5,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.cells import chop_cells
 from rich.text import Text
 
-from keywise.cli.output import count, duration, plain, stamp
+from keywise.cli.output import count, duration, plain, size, stamp
 from keywise.core import events
 from keywise.observe.log import described
-from keywise.observe.run_view import WINDOW_S, Notice, PipelineView
+from keywise.observe.run_view import WINDOW_S, Notice, ObjectProgress, PipelineView
 
 SLOW_SHOWN = 3
+OBJECTS_SHOWN = 5
 LABEL_WIDTH = 11
 NOTICE_LINES = 3
+LINE_MAX = 100
+"""The most characters for one object in a line of a log."""
 KEY_MAX, CAUSE_MAX = 40, 300
 """The most characters of a key and of a cause that are shown; both may come from messages, and be of any length."""
 
@@ -48,6 +51,7 @@ def line(view: PipelineView) -> str:
     parts += [", ".join(ended)] if ended else []
     parts += [count(view.failed_attempts, "failed attempt")] if view.failed_attempts else []
     parts += [f"lanes {_lanes(view.lanes)}"] if view.lanes and view.state != "stopped" else []
+    parts += [f"reading {', '.join(_objects(view, LINE_MAX))}"] if view.objects else []
     parts += [f"slowest {', '.join(_slowest(view))}"] if view.slowest else []
     parts += [_ledger_down(view.ledger_down)] if view.ledger_down is not None else []
     state = "" if view.state == "running" else f" {view.state},"
@@ -79,6 +83,7 @@ def _block(view: PipelineView, width: int, *, brief: bool = False) -> Iterator[T
         yield from _format_notice("ALARM", alarm, view.now, width, "bold red")
     if brief:
         return
+    yield from _labelled("objects", _objects(view, width - LABEL_WIDTH), width)
     if view.slowest:
         yield from _labelled("slowest", _slowest(view), width)
     for warning in view.warnings:
@@ -125,6 +130,21 @@ def _slowest(view: PipelineView) -> list[str]:
         f"{span(call.seconds)} {_key(call.key)}{f' and {call.others:,} more' if call.others else ''}"
         for call in view.slowest[:SLOW_SHOWN]
     ]
+
+
+def _objects(view: PipelineView, room: int) -> list[str]:
+    """Format how far the objects are that are read in parts: the largest ones, each in so many characters."""
+    shown = [_object(one, room) for one in view.objects[:OBJECTS_SHOWN]]
+    left = len(view.objects) - len(shown)
+    return [*shown, *([f"and {left:,} more"] if left else [])]
+
+
+def _object(one: ObjectProgress, room: int) -> str:
+    share = min(100, one.read * 100 // one.size) if one.size else 0
+    numbers = f"{share} % of {size(one.size)}, {count(one.records, 'record')}"
+    # The URIs of objects in one folder differ at their ends.
+    name, limit = plain(one.key), max(1, min(KEY_MAX, room - len(numbers) - 1))
+    return f"{numbers} {name if len(name) <= limit else f'…{name[len(name) - limit + 1 :]}'}"
 
 
 def _format_notice(label: str, notice: Notice, now: float, width: int, style: str) -> Iterator[Text]:

@@ -187,7 +187,8 @@ def _write_lines(view: View, write_line: Callable[[str], None], over: threading.
     while not is_over:
         is_over = over.wait(LINE_S)
         for one in view.look():
-            figures = (one.changes, one.failed_attempts, one.state, len(one.alarms), one.ledger_down)
+            records = sum(reading.records for reading in one.objects)
+            figures = (one.changes, one.failed_attempts, one.state, len(one.alarms), one.ledger_down, records)
             # An idle pipeline gets no lines.
             if one.sources and (is_over or last_written.get(one.pipeline) != figures):
                 last_written[one.pipeline] = figures

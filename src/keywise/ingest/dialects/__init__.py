@@ -15,7 +15,17 @@ from keywise.ingest.dialects.s3 import read_s3
 from keywise.ingest.dialects.uri import read_uri
 from keywise.ingest.notification import Announcement, ObjectSelection
 
-__all__ = ["Dialect", "dialect_of", "function_dialect", "read_gcs", "read_notification", "read_s3", "read_uri"]
+__all__ = [
+    "Dialect",
+    "check_store",
+    "dialect_of",
+    "function_dialect",
+    "has_versions",
+    "read_gcs",
+    "read_notification",
+    "read_s3",
+    "read_uri",
+]
 
 Dialect: TypeAlias = Callable[[Delivery], list[Announcement]]
 """Reads one message, which may announce several objects. Raises `MalformedError` if the message as a whole is bad."""
@@ -26,6 +36,9 @@ _DIALECTS: dict[str, Dialect] = {
     "uri": lambda delivery: read_uri(delivery.body),
 }
 
+_SCHEMES = {"s3": "s3", "gcs": "gs"}
+"""The scheme of the URIs that a dialect makes."""
+
 
 def dialect_of(choice: str | Callable[..., Any]) -> Dialect:
     """Return the dialect of this name, or that of a user's function. Raises `SettingsError` for any other choice."""
@@ -34,6 +47,23 @@ def dialect_of(choice: str | Callable[..., Any]) -> Dialect:
     if not callable(choice):
         raise SettingsError(f"dialect={choice!r} is unknown; write one of {', '.join(_DIALECTS)}, or give a function")
     return function_dialect(choice)
+
+
+def has_versions(dialect: Dialect) -> bool | None:
+    """Whether the events of a dialect have versions; None if that is up to a user's function."""
+    if dialect is _DIALECTS["uri"]:
+        return False
+    return True if dialect in _DIALECTS.values() else None
+
+
+def check_store(choice: str | Callable[..., Any], root: str) -> None:
+    """Raise `SettingsError` if the dialect announces objects of another kind of store: all of them would be ignored."""
+    scheme = _SCHEMES.get(choice) if isinstance(choice, str) else None
+    if scheme is not None and not root.startswith(f"{scheme}://"):
+        raise SettingsError(
+            f"dialect={choice!r} announces objects of {scheme}://, and the store is {root}; read such messages with a "
+            "function that returns the URIs of this store: dialect=…"
+        )
 
 
 def read_notification(delivery: Delivery, dialect: Dialect, selection: ObjectSelection) -> list[Announcement]:

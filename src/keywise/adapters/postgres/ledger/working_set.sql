@@ -65,12 +65,14 @@ on conflict (scope, key) do update set
 -- controls is locked first. If an operator changes it meanwhile, it is compared again, and nothing is claimed.
 -- If an operator waits for the lock of the scope, nothing is claimed either: share locks that overlap without
 -- a gap would keep the operator waiting for ever.
+-- The controls of an object pipeline hold the scale of its versions, which concerns no claim.
 -- The claimed version is stored in `updated_at` until the commit: `returning` shows only what is stored.
 -- The entry is put together as text, what is common to all in one step: to build it as JSON takes a quarter of the claim.
 -- name: claim_newer
 with controls as materialized (
     select from keywise_scopes
-    where id = $1 and controls = '{}' and pg_try_advisory_xact_lock_shared($8, $1)
+    where id = $1 and (controls = '{}' or controls like '{"era":0,"pauses":[],"resync_at":0.0,"scale":%')
+        and pg_try_advisory_xact_lock_shared($8, $1)
     for share
 ), clock as materialized (
     select extract(epoch from clock_timestamp())::float8 as now from controls
