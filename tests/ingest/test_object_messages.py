@@ -1,4 +1,4 @@
-"""What messages announce: many objects, none, or nothing that can be read. Each has one counted end."""
+"""What messages announce: many objects, none, or nothing that can be read; each has one counted end."""
 
 import asyncio
 import json
