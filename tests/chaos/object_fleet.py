@@ -50,9 +50,12 @@ class ObjectWorker:
         return self._has_said("started")
 
     @property
-    def is_working(self) -> bool:
-        """Whether its last life has claimed an object."""
-        return self._has_said("works")
+    def has_written(self) -> bool:
+        """Whether its last life has written a part of an object.
+
+        Workers that die before that, again and again, make an object a dead letter: it may be what kills them.
+        """
+        return self._has_said("has written")
 
     def _has_said(self, line: str) -> bool:
         return self.notes[self._said_before :].count(line) > 0

@@ -138,7 +138,7 @@ def _hunt(
         if boot_time() > give_up_at:
             tally.faults.append(f"{left} messages are left after {plan.limit_s:g} s")
             return
-        working = [worker for worker in workers if worker.is_working]
+        working = [worker for worker in workers if worker.has_written]
         if tally.kills < plan.kills and working and boot_time() >= kill_at:
             victim = rng.choice(working)
             victim.kill()

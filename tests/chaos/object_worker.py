@@ -57,16 +57,16 @@ class Diary:
 
 
 def app_of(assignment: ObjectAssignment) -> keywise.App:
-    diary, is_working = Diary(assignment.notes), False
+    diary, has_written = Diary(assignment.notes), False
 
     def observe(event: events.Event) -> None:
-        nonlocal is_working
+        nonlocal has_written
         if isinstance(event, events.Started):
             diary.note("started")
-        elif isinstance(event, events.BatchOpened) and not is_working:
-            is_working = True
-            diary.note("works")
-        elif isinstance(event, events.Advanced) and assignment.dies == "behind":
+        if isinstance(event, events.Advanced | events.Settled) and not has_written:
+            has_written = True
+            diary.note("has written")
+        if isinstance(event, events.Advanced) and assignment.dies == "behind":
             diary.die_once(f"dies behind {event.records}")
         if not isinstance(event, QUIET):
             diary.note(described(event))
