@@ -8,11 +8,12 @@ import msgspec
 
 from keywise.core.errors import SettingsError
 from keywise.core.limits import Debounce, Rate
-from keywise.core.settings import Settings, named_settings
+from keywise.core.settings import Settings, named_settings, seconds
 from keywise.core.url import Address
 from keywise.ingest.definition import ObjectsDefinition, check_kind, root_of
 from keywise.ingest.formats import Format, format_of
 from keywise.ingest.notification import ObjectSelection
+from keywise.ingest.object_run import GONE_S
 from keywise.ingest.parts import PartSettings
 from keywise.ingest.reader import ReadPlan
 
@@ -69,6 +70,7 @@ class ObjectOptions(PipelineOptions, total=False):
     compression: str
     prefix: str
     suffix: str
+    gone: Duration
     part_bytes: int
     part_records: int
     record_max: int
@@ -77,7 +79,7 @@ class ObjectOptions(PipelineOptions, total=False):
     bad_records_min: int
 
 
-OBJECT_WORDS = ("format", "kind", "compression", "prefix", "suffix")
+OBJECT_WORDS = ("format", "kind", "compression", "prefix", "suffix", "gone")
 """What `App.objects` accepts besides settings."""
 PIPELINE_WORDS = ("key", "version", "deleted", "read", "retry", "debounce", "rate")
 """What `App.pipeline` accepts besides settings."""
@@ -125,4 +127,12 @@ def objects_from(store: Address, options: Mapping[str, Any], retry: Retry | None
     rest = {name: value for name, value in with_retry(options, retry).items() if name not in {*words, *cuts}}
     known = [field.name for field in fields(Settings)]
     settings = Settings(**named_settings(rest, known, ObjectOptions.__annotations__))
-    return ObjectsDefinition(store.url, ObjectSelection(root_of(store), prefix, suffix), plan), settings
+    selection = ObjectSelection(root_of(store), prefix, suffix)
+    return ObjectsDefinition(store.url, selection, plan, _gone_s(words.get("gone", GONE_S))), settings
+
+
+def _gone_s(given: Duration) -> float:
+    gone_s = seconds(given)
+    if not 0 < gone_s < float("inf"):
+        raise SettingsError(f"gone={given!r} must be above zero, and finite: a store may show an object late")
+    return gone_s

@@ -58,6 +58,10 @@ class AwsAnswers:
         """Whether the visibility timeout of a delivery is over, as AWS sees it."""
         return self._hidden_until.get(receipt, 0.0) <= boot_time()
 
+    def forget_receipts(self) -> None:
+        """Refuse to extend what was received until now, as if the messages had become visible."""
+        self._hidden_until.clear()
+
     async def serve(self, request: web.Request) -> web.Response:
         action = request.headers.get("X-Amz-Target", "").rpartition(".")[2]
         asked: Asked = json.loads(await request.read())

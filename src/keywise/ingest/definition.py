@@ -8,6 +8,7 @@ from keywise.core.object_store import ObjectStore
 from keywise.core.url import Address
 from keywise.ingest.dialects import Dialect, has_versions
 from keywise.ingest.notification import ObjectSelection
+from keywise.ingest.object_run import GONE_S
 from keywise.ingest.open_objects import OpenObjects
 from keywise.ingest.reader import ReadPlan
 from keywise.ingest.record_queue import RecordQueue
@@ -24,11 +25,12 @@ class ObjectsDefinition:
     store_url: str
     selection: ObjectSelection
     plan: ReadPlan
+    gone_s: float = GONE_S
 
     def opened(
         self, store: ObjectStore, decode: Decode | None, queue: RecordQueue | None, dialects: Iterable[Dialect]
     ) -> OpenObjects:
-        opened = OpenObjects(store, self.selection, self.plan, decode, queue)
+        opened = OpenObjects(store, self.selection, self.plan, decode, queue, self.gone_s)
         [opened.has_versions, *_] = map(has_versions, dialects)
         return opened
 

@@ -16,6 +16,8 @@ from keywise.ingest.record_queue import RecordBatch, RecordQueue
 
 SETTLE_S = 60.0
 """How long an object waits for the records of a part. After that it gives way, and goes on there later."""
+SHARED_SETTLE_S = 2.0
+"""How long objects that are written together wait for each other. A record may be paused, or wait for a retry."""
 
 
 class EnvelopeWriter:
@@ -36,6 +38,7 @@ class EnvelopeWriter:
         self._stopping = stopping
 
     async def write(self, portions: Sequence[Portion]) -> None:
+        """Write portions; one whose records have not ended while others have stays open."""
         batches = [self._queue.put(_changes_of(one), one.sent_at) for one in portions]
         try:
             with self._heartbeat.limit([one.claim for one in portions]):
@@ -43,31 +46,37 @@ class EnvelopeWriter:
         finally:
             for batch in batches:
                 self._queue.forget(batch)
-        await self._steps.store_letters(portions)
-        followed = [one for one in portions if one.content is None]
+        ended = [one for one, batch in zip(portions, batches, strict=True) if batch.ended.is_set()]
+        await self._steps.store_letters(ended)
+        followed = [one for one in ended if one.content is None]
         if followed:
             await self._steps.advance(followed, [one.advance for one in followed])
-        for one in portions:
+        for one in ended:
             one.state = PortionState.WRITTEN
-        await self._steps.commit([one for one in portions if one.content is not None])
+        await self._steps.commit([one for one in ended if one.content is not None])
 
     async def keep(self, portion: Portion) -> None:
         pass
 
     async def _wait(self, batches: Sequence[RecordBatch]) -> None:
-        """Wait until all records have ended, also as dead letters. Raises if that takes long or the worker stops."""
+        """Wait until all records have ended, also as dead letters, or for as long as the others may wait.
+
+        Raises if the records of no portion have ended by then, or before the worker stops.
+        """
         ending = asyncio.gather(*(batch.ended.wait() for batch in batches))
         stopping = asyncio.ensure_future(self._stopping.wait())
+        waits: set[asyncio.Future[Any]] = {ending, stopping}
+        wait_s = SETTLE_S if len(batches) == 1 else SHARED_SETTLE_S
         try:
-            waits: set[asyncio.Future[Any]] = {ending, stopping}
-            await asyncio.wait(waits, timeout=SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
-            if not ending.done():
-                left = sum(len(batch.waiting) for batch in batches)
-                cause = f"{left} records of a part have not ended yet; the object goes on later"
-                raise WriteFailedError(SinkResult(Outcome.BUSY, cause, wait_s=0.0))
+            await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ending.cancel()
             stopping.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        if not any(batch.ended.is_set() for batch in batches):
+            left = sum(len(batch.waiting) for batch in batches)
+            cause = f"{left} records of a part have not ended yet; the object goes on later"
+            raise WriteFailedError(SinkResult(Outcome.BUSY, cause, wait_s=0.0))
 
 
 class RecordHandover:

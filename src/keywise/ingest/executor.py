@@ -141,9 +141,13 @@ class ObjectExecutor:
             return {
                 job.claim.token: self._leave_alone(job) if is_clean else self._judge(job, error) for job, _ in small
             }
-        return {
-            job.claim.token: Ran(APPLIED, committed=portion.state is PortionState.COMMITTED) for job, portion in small
-        }
+        return {job.claim.token: self._written(job, portion) for job, portion in small}
+
+    def _written(self, job: Job, portion: Portion) -> Execution:
+        """Return what becomes of an object whose only portion was written with others."""
+        if portion.state is PortionState.OPEN:
+            return self._leave_alone(job)
+        return Ran(APPLIED, committed=portion.state is PortionState.COMMITTED)
 
     # Endings.
 

@@ -49,6 +49,8 @@ class ObjectTools:
     writer: PortionWriter
     decode: Decode | None
     """Decodes the value of a record; None leaves it to the format."""
+    gone_s: float
+    """`GONE_S`, or what the pipeline has set."""
     stopping: asyncio.Event
     """Set when the worker drains: every object stops at its next part."""
 
@@ -237,19 +239,19 @@ class ObjectRun:
 
     async def _missing(self) -> Portion | Execution:
         """The store has no such object, though it was announced: return its deletion, if that is so for long."""
-        root, uri = self._tools.selection.root, self._announcement.uri
+        root, uri, gone_s = self._tools.selection.root, self._announcement.uri, self._tools.gone_s
         now = await self._asked(self._tools.pipeline.admin.now)
         if not self._note.gone_at:
             note = replace(self._note, gone_at=now)
             await self._advance(Advance(self._claim, Position(self._at.place, note.encode())))
         missing_s = now - self._note.gone_at
-        if missing_s >= GONE_S:
+        if missing_s >= gone_s:
             if self._at.place > 0:
                 # The records before the position have to be deleted as well, and at one order a place never falls.
                 await self._restart(ObjectNote(gone_at=self._note.gone_at))
             return self._deletion()
-        cause = f"{root} has no object {uri[len(root) + 1 :]!r}; if it stays missing for {GONE_S:g} s, it is gone"
-        return Ran(SinkResult(Outcome.BUSY, cause, wait_s=GONE_S - missing_s))
+        cause = f"{root} has no object {uri[len(root) + 1 :]!r}; if it stays missing for {gone_s:g} s, it is gone"
+        return Ran(SinkResult(Outcome.BUSY, cause, wait_s=gone_s - missing_s))
 
     async def _is_repair(self) -> bool:
         """Whether the commit ends the suspicion: the last suspicious write can no longer arrive after this reading."""

@@ -17,7 +17,7 @@ from keywise.ingest.executor import ObjectExecutor
 from keywise.ingest.keys import is_shortened, object_key
 from keywise.ingest.notification import ObjectSelection
 from keywise.ingest.object_note import ContentNote
-from keywise.ingest.object_run import ObjectTools
+from keywise.ingest.object_run import GONE_S, ObjectTools
 from keywise.ingest.portion_writers import AtomicPortionWriter, LeasedPortionWriter, PortionWriter
 from keywise.ingest.reader import ReadPlan
 from keywise.ingest.record_queue import RecordQueue
@@ -35,6 +35,7 @@ class OpenObjects:
         plan: ReadPlan,
         decode: Decode | None = None,
         queue: RecordQueue | None = None,
+        gone_s: float = GONE_S,
     ) -> None:
         """With a queue, the records are changes of their own, which another pipeline takes from it."""
         self._queue = queue
@@ -43,6 +44,7 @@ class OpenObjects:
         self.store = store
         self.selection = selection
         self.plan = plan
+        self.gone_s = gone_s
         self._decode = decode
 
     def executor(self, pipeline: OpenPipeline, settlement: Settlement, heartbeat: Heartbeat) -> ObjectExecutor:
@@ -65,6 +67,7 @@ class OpenObjects:
             plan=self.plan,
             writer=writer,
             decode=self._decode,
+            gone_s=self.gone_s,
         )
         return ObjectExecutor(tools)
 

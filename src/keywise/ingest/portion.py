@@ -20,6 +20,7 @@ class PortionState(enum.Enum):
     """What became of a portion."""
 
     OPEN = enum.auto()
+    """It is not written."""
     WRITTEN = enum.auto()
     """The object goes on behind it, or records behind its end are left."""
     COMMITTED = enum.auto()

@@ -54,6 +54,7 @@ class PortionWriter(Protocol):
     async def write(self, portions: Sequence[Portion]) -> None:
         """Write portions of different objects; the state and the claim of each say what became of it.
 
+        Of several portions, some may stay open; at least one is written.
         A last portion is only written, and not committed, while records behind its end are left.
         """
 
