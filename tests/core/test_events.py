@@ -23,6 +23,7 @@ LEVELS = {
     events.ClaimLost(pipeline="p", key="a"): logging.WARNING,
     events.Snoozed(pipeline="p", key="a", wait_s=1.0): logging.DEBUG,
     events.Handled(pipeline="p", keys=("a",), seconds=1.0): logging.DEBUG,
+    events.Advanced(pipeline="p", key="a", records=3, read=10, size=20): logging.DEBUG,
     events.Repaired(pipeline="p", key="a"): logging.INFO,
     events.Waiting(pipeline="p", live=1, bulk=2, busy=1, held=1): logging.DEBUG,
     events.Paused(pipeline="p"): logging.INFO,
