@@ -1,5 +1,7 @@
 """Tables for the records of objects, on each database that has them: what they hold after writes and deletions."""
 
+from itertools import chain
+
 import pytest
 
 from adapters.record_tables import RECORD_SINKS, URI, gone, postgres_records, record, sqlite_records
@@ -61,11 +63,13 @@ async def test_an_empty_batch_writes_nothing(make):
 
 
 @DATABASES
+@pytest.mark.parametrize("at_once", [1, len(URIS)], ids=["one by one", "together"])
 @awaited
-async def test_any_uri_and_any_body_are_held_as_they_were_sent(make):
+async def test_any_uri_and_any_body_are_held_as_they_were_sent(make, at_once):
+    objects = [[record(ordinal, body.encode(), uri=uri) for ordinal, body in enumerate(BODIES)] for uri in URIS]
     async with make() as bench:
-        for uri in URIS:
-            await bench.write(*(record(ordinal, body.encode(), uri=uri) for ordinal, body in enumerate(BODIES)))
+        for start in range(0, len(URIS), at_once):
+            await bench.write(*chain.from_iterable(objects[start : start + at_once]))
         expected = sorted((uri, ordinal, 1, body) for uri in URIS for ordinal, body in enumerate(BODIES))
         assert await bench.rows() == expected
         for uri in URIS:
@@ -80,6 +84,14 @@ async def test_a_single_empty_body_is_held(make):
     async with make() as bench:
         await bench.write(record(0, b""))
         assert await bench.rows() == [(URI, 0, 1, "")]
+
+
+@DATABASES
+@awaited
+async def test_each_record_has_its_own_version(make):
+    async with make() as bench:
+        await bench.write(record(0, b"a", version=1), record(1, b"b", version=2))
+        assert await bench.rows() == [(URI, 0, 1, "a"), (URI, 1, 2, "b")]
 
 
 @DATABASES

@@ -1,7 +1,7 @@
 """Reads one object in parts, and resumes behind any of them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -89,9 +89,9 @@ class ObjectReader:
         """Return a record of a part that was read as a value: text, what JSON says, or a dict by column."""
         return self._format.decode(record, self._header)
 
-    def body(self, record: bytes) -> bytes:
-        """Return a record as a sink stores it: a CSV row as a JSON object, others as they are."""
-        return msgspec.json.encode(self.decode(record)) if self._header else record
+    def bodies(self, records: Sequence[bytes]) -> Sequence[bytes]:
+        """Return records as a sink stores them: CSV rows as JSON objects, others as they are."""
+        return [msgspec.json.encode(self.decode(record)) for record in records] if self._header else records
 
     async def close(self) -> None:
         """End the request, if its parts are not read."""

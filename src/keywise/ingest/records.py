@@ -34,11 +34,11 @@ class RecordMaker:
 
     def of_part(self, part: Part, order: Order, reader: ObjectReader) -> list[Record[Any]]:
         """Return the good records of a part; the reader is the one that the part came from."""
-        uri, prefix, to_body, decode = self.uri, self._prefix, reader.body, self._decode or reader.decode
+        uri, prefix, decode = self.uri, self._prefix, self._decode or reader.decode
         ordinals = part.ordinals() if part.bad else range(part.first, part.place)
         return [
-            Record(f"{prefix}{ordinal}", order, body=to_body(record), decode=decode, object=uri, ordinal=ordinal)
-            for ordinal, record in zip(ordinals, part.records, strict=True)
+            Record(f"{prefix}{ordinal}", order, body=body, decode=decode, object=uri, ordinal=ordinal)
+            for ordinal, body in zip(ordinals, reader.bodies(part.records), strict=True)
         ]
 
     def deletions(self, ordinals: Sequence[int], order: Order) -> list[Record[Any]]:

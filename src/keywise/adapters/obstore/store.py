@@ -67,7 +67,7 @@ class BucketStore:
                 return empty
             raise
         etag, size = _identity(found.meta, self._url)
-        return ObjectStream(etag, size, self._chunks(found, name))
+        return ObjectStream(etag, size, self._chunks(found, name, size))
 
     async def list_objects(self, prefix: str = "", after: str = "") -> AsyncGenerator[Sequence[ListedObject], None]:
         # The client knows prefixes that end at a slash only.
@@ -79,9 +79,14 @@ class BucketStore:
                 if wanted := [one for one in listed if one.name.startswith(prefix)]:
                     yield wanted
 
-    async def _chunks(self, found: Any, name: str) -> AsyncGenerator[bytes, None]:
+    async def _chunks(self, found: Any, name: str, size: int) -> AsyncGenerator[bytes, None]:
         try:
             with _errors_of(self._url, name):
+                if size <= CHUNK_BYTES:
+                    # Each chunk of a stream, and its end, comes from another thread.
+                    if content := (await found.bytes_async()).to_bytes():
+                        yield content
+                    return
                 async for chunk in found.stream(CHUNK_BYTES):
                     yield chunk
         except FileNotFoundError:

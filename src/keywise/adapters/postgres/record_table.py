@@ -41,7 +41,7 @@ class PostgresRecordTable:
         self._user_table = table
         self._table = ".".join(map(quoted, parts))
         self._is_binary = False
-        self._upsert = self._delete = self._delete_tail = self._find_tails = ""
+        self._upsert = self._upsert_object = self._delete = self._delete_tail = self._find_tails = ""
         """Composed when the table is known."""
 
     async def __aenter__(self) -> Self:
@@ -76,8 +76,12 @@ class PostgresRecordTable:
         return deleted
 
     async def _put(self, connection: Any, records: Sequence[Record[Any]]) -> None:
+        is_object = not self._user_table.columns and len({(one.object, one.order) for one in records}) == 1
         try:
-            await connection.execute(self._upsert, *self._arguments(records), timeout=SLOW_S)
+            if is_object:
+                await connection.execute(self._upsert_object, *self._arguments_of_object(records), timeout=SLOW_S)
+            else:
+                await connection.execute(self._upsert, *self._arguments(records), timeout=SLOW_S)
         except asyncpg.UniqueViolationError as error:
             if not self._is_of_place(error):
                 raise
@@ -105,6 +109,17 @@ class PostgresRecordTable:
             return *ranges, uris, separator, *places, split, [one.body for one in records]
         uris, split, bodies, separator = joined(list(lasts), objects, [one.body.decode() for one in records])
         return *ranges, uris, separator, *places, split, bodies
+
+    def _arguments_of_object(self, records: Sequence[Record[Any]]) -> tuple[Any, ...]:
+        """The same for records of one object at one version: both are given once, and not for each row."""
+        first, last = records[0], records[-1]
+        firsts, lasts = numbers([first.ordinal]), numbers([last.ordinal])
+        ordinals = numbers([one.ordinal for one in records])
+        if self._is_binary:
+            uri, separator = joined([first.object])
+            return firsts, lasts, uri, separator, ordinals, first.version, [one.body for one in records]
+        uri, bodies, separator = joined([first.object], [one.body.decode() for one in records])
+        return firsts, lasts, uri, separator, ordinals, first.version, bodies
 
     def _row(self, record: Record[Any]) -> dict[str, Any]:
         fields, table = _DECODE(record.body), self._user_table
@@ -147,26 +162,21 @@ class PostgresRecordTable:
         self._check(columns)
         table, stored = self._user_table, self._user_table.stored
         names = [quoted(name) for name in stored]
-        uri, ordinal, *rest = names
+        uri, ordinal, *_ = names
         self._is_binary = columns[stored[3]].type == "bytea" and not table.columns
         if table.columns:
             rows = f"select {', '.join(names)} from json_populate_recordset(null::{self._table}, $5::json)"  # noqa: S608
+            self._upsert = self._upsert_of(rows)
         else:
             casts = [f"{value}::{columns[name].type}" for value, name in zip(_VALUES, stored, strict=True)]
+            select = f"select {', '.join(casts)} from"
             bodies = "$8::bytea[]" if self._is_binary else "string_to_array($8, $4)"
             given = f"$5::text::bigint[], $6::text::bigint[], string_to_array($7, $4), {bodies}"
-            rows = f"select {', '.join(casts)} from unnest({given}) as one (n, v, o, b)"  # noqa: S608
-        insert = f"insert into {self._table} ({', '.join(names)}) {rows} where"
-        updates = ", ".join(f"{name} = excluded.{name}" for name in rest)
-        # Most objects are new, and a plain insert takes two thirds of the time of one that looks for conflicts.
-        self._upsert = (
-            "with held as materialized (select exists (select 1 from "  # noqa: S608
-            "unnest($1::text::bigint[], $2::text::bigint[], string_to_array($3, $4)) as one (first, last, uri) "
-            f"cross join lateral (select 1 from {self._table} where {uri} = one.uri and {ordinal} >= one.first "
-            f"and {ordinal} <= one.last limit 1) as held) as is_any), "
-            f"added as ({insert} not (select is_any from held)) "
-            f"{insert} (select is_any from held) on conflict ({uri}, {ordinal}) do update set {updates}"
-        )
+            self._upsert = self._upsert_of(f"{select} unnest({given}) as one (n, v, o, b)")
+            bodies = "$7::bytea[]" if self._is_binary else "string_to_array($7, $4)"
+            common = "(select $3::text as o, $6::bigint as v) as object"
+            rows = f"{select} {common} cross join unnest($5::text::bigint[], {bodies}) as one (n, b)"
+            self._upsert_object = self._upsert_of(rows)
         # One row at a time: a join could become a scan of the whole table, and a `ctid` is not unique over partitions.
         self._delete = f"delete from {self._table} where {uri} = $1 and {ordinal} = $2"  # noqa: S608
         self._find_tails = (
@@ -178,6 +188,22 @@ class PostgresRecordTable:
         last = f"select {ordinal} from {self._table} where {tail} order by {ordinal} limit $3"  # noqa: S608
         self._delete_tail = (
             f"delete from {self._table} where {tail} and {ordinal} <= (select max({ordinal}) from ({last}) as last)"  # noqa: S608
+        )
+
+    def _upsert_of(self, rows: str) -> str:
+        """Return the statement that writes what a query selects."""
+        names = [quoted(name) for name in self._user_table.stored]
+        uri, ordinal, *rest = names
+        insert = f"insert into {self._table} ({', '.join(names)}) {rows} where"
+        updates = ", ".join(f"{name} = excluded.{name}" for name in rest)
+        # Most objects are new, and a plain insert takes two thirds of the time of one that looks for conflicts.
+        return (
+            "with held as materialized (select exists (select 1 from "  # noqa: S608
+            "unnest($1::text::bigint[], $2::text::bigint[], string_to_array($3, $4)) as one (first, last, uri) "
+            f"cross join lateral (select 1 from {self._table} where {uri} = one.uri and {ordinal} >= one.first "
+            f"and {ordinal} <= one.last limit 1) as held) as is_any), "
+            f"added as ({insert} not (select is_any from held)) "
+            f"{insert} (select is_any from held) on conflict ({uri}, {ordinal}) do update set {updates}"
         )
 
 
