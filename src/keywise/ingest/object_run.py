@@ -211,11 +211,20 @@ class ObjectRun:
 
         The notification only says that something has happened: what counts is what the store has now.
         """
-        if self._announcement.removed:
+        if self._announcement.removed and self._is_own_version:
             return self._deletion()
         if (reader := await self._open()) is not None:
             return reader
-        return self._deletion() if self._announcement.deleted else await self._missing()
+        return self._deletion() if self._announcement.deleted and self._is_own_version else await self._missing()
+
+    @property
+    def _is_own_version(self) -> bool:
+        """Whether the claim is at the version of this message. An older message may continue newer work.
+
+        A deletion says nothing about a newer version, which may only not be visible in the store yet.
+        """
+        order = self._claim.order
+        return order is not None and order[1] == self._ticket.change.order[1]
 
     async def _open(self) -> ObjectReader | None:
         """Open the object where reading goes on; None if the store says that it has no such object."""
