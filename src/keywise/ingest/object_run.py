@@ -255,8 +255,8 @@ class ObjectRun:
             await self._advance(Advance(self._claim, Position(self._at.place, note.encode())))
         missing_s = now - self._note.gone_at
         if missing_s >= gone_s:
-            if self._at.place > 0:
-                # The records before the position have to be deleted as well, and at one order a place never falls.
+            if self._note.read is not None:
+                # Records may be written at this order. They have to be deleted at a higher one, from the first on.
                 await self._restart(ObjectNote(gone_at=self._note.gone_at))
             return self._deletion()
         cause = f"{root} has no object {uri[len(root) + 1 :]!r}; if it stays missing for {gone_s:g} s, it is gone"
