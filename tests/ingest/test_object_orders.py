@@ -110,3 +110,18 @@ def test_every_order_of_notifications_ends_the_same_in_an_index(tmp_path: Path, 
     objects = [rig.place.uri(f"o{way}") for way in range(len(ways))]
     assert {key: one["n"] for key, one in documents.items()} == {f"{uri}#{n}": 200 + n for uri in objects for n in last}
     assert run(rig.letters()) == []
+
+
+def test_a_deletion_whose_object_exists_again_is_read_as_it_is(tmp_path: Path):
+    """The notification of the new object is lost."""
+
+    async def story() -> None:
+        rig = sqlite_rig(tmp_path)
+        await rig.put("o", ndjson(3))
+        await rig.work_until_empty()
+        rig.place.put("o", ndjson(2, first=7))
+        await rig.send(rig.place.delete_message("o", 2))
+        await rig.work_until_empty()
+        assert await rig.records() == {"o": [7, 8]}
+
+    run(story())
