@@ -27,7 +27,6 @@ from keywise.core.history import HistoryRecord
 from keywise.flow.pipeline import OpenPipeline
 from keywise.ingest.keys import is_shortened, object_key
 from keywise.ingest.object_report import ObjectReport, Progress, StoredObject, object_report_of
-from keywise.ingest.object_run import GONE_S
 from keywise.ingest.open_objects import OpenObjects
 from keywise.operate.inspect import LETTERS_MAX, LINES_SHOWN, ForecastRange, KeyReport, key_report_of
 
@@ -209,8 +208,7 @@ def _about_progress(progress: Progress, stored: StoredObject | None, now: float)
     version = _named(progress.version) + (f", generation {progress.generation}" if progress.generation else "")
     if progress.missing_since is not None:
         since = moment(progress.missing_since, now)
-        gone = f"if it stays missing for {duration(GONE_S)}, it counts as gone"
-        yield "position", f"{version}: the store has no such object since {since}; {gone}"
+        yield "position", f"{version}: the store has no such object since {since}; if it stays missing, it is gone"
         return
     is_same = stored is not None and stored.etag == progress.etag
     whole = f" of {size(stored.size or 0)}" if stored is not None and is_same else ""
