@@ -80,7 +80,7 @@ def _never_overdue(self: LeasedWorker, job: Job, execution: Execution) -> None:
 
 
 def _failed_together(self: LeasedWorker, job: Job) -> list[Job]:
-    return self._claimed.take_beside(lambda one: True, self._executor.batch_max - 1, is_bulk=self._is_bulk(job))
+    return self._claimed.take_beside(lambda one: True, self._executor.batch_max - 1, is_bulk=job.is_bulk)
 
 
 async def _work_on_and_on(self: LeasedWorker, *, live_only: bool) -> None:

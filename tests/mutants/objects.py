@@ -11,7 +11,6 @@ from keywise.core.controls import Controls
 from keywise.core.entry import Advance, Commit, CommitResult, Entry, LedgerPolicy
 from keywise.core.record import Record
 from keywise.core.sink import Grade
-from keywise.flow.repair import Repairer
 from keywise.ingest.announcement_source import AnnouncementSource
 from keywise.ingest.object_run import ObjectRun
 from keywise.ingest.parts import Part
@@ -64,20 +63,14 @@ def _nothing_former(self: Portion, ordinal: int) -> bool:
     return False
 
 
-def _not_overtaken(self: Portion) -> None:
-    return None
-
-
 async def _kept_before_written(self: LeasedPortionWriter, portions: Sequence[Portion]) -> None:
-    await self._advance([one.advance for one in portions])
-    for one in portions:
-        one.claim = self._heartbeat.current(one.claim)
+    await self._steps.advance(portions, [one.advance for one in portions])
     with self._heartbeat.limit([one.claim for one in portions]):
         await self._apply(portions)
-        await self._store_letters(portions)
+        await self._steps.store_letters(portions)
     for one in portions:
         one.state = PortionState.WRITTEN
-    await self._commit([one for one in portions if one.content is not None])
+    await self._steps.commit([one for one in portions if one.content is not None])
 
 
 def _bad_records_not_counted(self: RecordMaker, part: Part, order: Order, reader: ObjectReader) -> list[Record[Any]]:
@@ -100,10 +93,6 @@ def _every_commit_repairs(
     return _commit(entry, replace(commit, repairs=True), now, policy)
 
 
-async def _never_under_way(self: Repairer, entry: Entry) -> bool:
-    return False
-
-
 OBJECTS = (
     Mutant("a missing object is gone at once", 24, ObjectRun, "_missing", _gone_at_once),
     Mutant("an announced deletion is believed", 24, ObjectRun, "_look", _deletion_is_believed, Grade.CONDITIONAL),
@@ -114,10 +103,8 @@ OBJECTS = (
     Mutant("a shorter object keeps the tail", 24, ObjectRun, "_is_whole", _always_whole, Grade.CONDITIONAL),
     Mutant("only a commit raises the extent", 24, rules, "advance", _nothing_reserved, Grade.CONDITIONAL),
     Mutant("a bad record keeps an older one", 24, Portion, "has_former", _nothing_former, Grade.ATOMIC),
-    Mutant("a newer record lets the extent fall", 24, Portion, "overtake", _not_overtaken, Grade.CONDITIONAL),
     Mutant("a position is kept before its records", 24, LeasedPortionWriter, "write", _kept_before_written),
     Mutant("bad records are not counted", 24, RecordMaker, "of_part", _bad_records_not_counted, Grade.ATOMIC),
     Mutant("a message is acked with its first object", 24, AnnouncementSource, "_end", _acked_with_the_first),
     Mutant("every commit ends the suspicion", 24, rules, "commit", _every_commit_repairs),
-    Mutant("a repair overtakes the last one", 24, Repairer, "_is_under_way", _never_under_way),
 )

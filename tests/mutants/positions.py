@@ -5,8 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keywise.adapters.memory.ledger import MemoryTransaction
-from keywise.core import ledger_steps, rules
+from keywise.core import rules
 from keywise.core.change import ChangeHeader
 from keywise.core.entry import Advance, Certainty, Claim, Commit, CommitResult, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.sink import Grade
@@ -81,10 +80,6 @@ def _repetition_forgives(
     return after and replace(after, attempts=0, crashes=0, deaths=rules.Level.USUAL, late_deaths=0)
 
 
-async def _repeats_parts(self: MemoryTransaction, advances: Sequence[Advance]) -> list[Claim]:
-    return ledger_steps.advance(self._working_set, advances)
-
-
 def _kept_by_commit(
     entry: Entry | None, commit: Commit, now: float, policy: LedgerPolicy
 ) -> tuple[Entry | None, CommitResult]:
@@ -126,7 +121,6 @@ POSITIONS = (
     Mutant("progress forgives nothing", 23, rules, "advance", _nothing_forgiven, Grade.ATOMIC),
     Mutant("progress does not forgive crashes", 23, rules, "advance", _crashes_not_forgiven),
     Mutant("a repeated place counts as progress", 23, rules, "advance", _repetition_forgives, Grade.CONDITIONAL),
-    Mutant("a transaction repeats a part", 23, MemoryTransaction, "advance", _repeats_parts, Grade.ATOMIC),
     Mutant("a commit keeps the position", 23, rules, "commit", _kept_by_commit),
     Mutant("a release drops the position", 23, rules, "release", _released),
     Mutant("a dead letter drops the position", 23, rules, "dead_letter", _dropped_with_letter),

@@ -50,7 +50,6 @@ QUICK_MUTANTS = {
     "a sink that is away counts as untouched": 20,
     "a sink that is away costs an attempt": 60,
     "a takeover loses the position": 10,
-    "a transaction repeats a part": 20,
     "progress does not forgive crashes": 20,
     "a missing object is gone at once": 20,
     "an announced deletion is believed": 10,

@@ -43,12 +43,10 @@ class ObjectNote(msgspec.Struct, frozen=True, omit_defaults=True):
     """Set when all records are written: those of an earlier version behind them are being deleted."""
     refused: int = 0
     """How many records the sink has refused; they are dead letters."""
-    overtaken: bool = False
-    """The sink holds a newer order of some record, so a deletion may have deleted nothing: the extent has to stay."""
 
     def kept(self, *, read: ReadNote | None = None, done: ContentNote | None = None) -> Self:
         """Return the note of a later position of the same object."""
-        return type(self)(read, done=done, refused=self.refused, overtaken=self.overtaken)
+        return type(self)(read, done=done, refused=self.refused)
 
     @classmethod
     def of(cls, claim: Claim) -> Self:

@@ -72,10 +72,6 @@ class Portion:
         self.letters.append(self.maker.refused_letter(record, cause, order, self.sent_at, traceback))
         self.note = replace(self.note, refused=self.note.refused + 1)
 
-    def overtake(self) -> None:
-        """The sink holds a newer order of a record."""
-        self.note = replace(self.note, overtaken=True)
-
     def check_refused(self, settings: PartSettings) -> None:
         """Raise `ObjectError` if the sink has refused too many records of the object."""
         refused = self.note.refused
@@ -100,5 +96,5 @@ class Portion:
         assert self.content is not None, "only the last portion is committed"
         claim = replace(self.claim, deleted=not self.content.etag)
         content = replace(self.content, bad=self.content.bad + self.note.refused)
-        extent = content.records if self.reserves and not self.note.overtaken else None
+        extent = content.records if self.reserves else None
         return Commit(claim, overdue, extent, content.encode(), self.repairs)

@@ -172,10 +172,7 @@ class LeasedPortionWriter:
             some = records[start : start + self._sink.batch_max]
             results = await self._sink.apply(some, [claims[record.object] for record in some])
             for record, result in zip(some, results, strict=True):
-                if result.outcome is Outcome.APPLIED:
-                    continue
-                if result.outcome is Outcome.SUPERSEDED:
-                    _owner(portions, record).overtake()
+                if result.outcome in (Outcome.APPLIED, Outcome.SUPERSEDED):
                     continue
                 if record.deleted or not _is_refusal(result):
                     raise WriteFailedError(result)
