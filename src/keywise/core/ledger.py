@@ -57,11 +57,12 @@ class Ledger(AsyncResource, Protocol):
     async def advance(self, advances: Sequence[Advance]) -> list[Claim]:
         """Keep positions where the token is equal and the place is not below the kept one; return the refused claims.
 
-        The next claim of the same order resumes at the position. A claim of any other order starts at the beginning,
-        and drops it. A release, a failure, a takeover and a dead letter keep it; a commit, a reset and a repair that
-        has written drop it.
+        The next claim of the same order resumes at the position, and so does one of an older order that is not stale,
+        at the order of the position. A claim of a newer order starts at the beginning, and drops it.
+        A release, a failure, a takeover and a dead letter keep it; a commit, a reset and a repair that has written
+        drop it.
         A place above the kept one is progress: failed attempts, crashes and the level of the key start again at zero.
-        A restart keeps the claim and raises its order. Later claims of the same version continue at that order.
+        A restart keeps the claim and raises its order.
         An advance can be repeated after a lost answer.
         """
 

@@ -30,9 +30,10 @@ class ObjectsDefinition:
     def opened(
         self, store: ObjectStore, decode: Decode | None, queue: RecordQueue | None, dialects: Iterable[Dialect]
     ) -> OpenObjects:
-        opened = OpenObjects(store, self.selection, self.plan, decode, queue, self.gone_s)
-        [opened.has_versions, *_] = map(has_versions, dialects)
-        return opened
+        [versioned, *_] = map(has_versions, dialects)
+        return OpenObjects(
+            store, self.selection, self.plan, decode=decode, queue=queue, gone_s=self.gone_s, has_versions=versioned
+        )
 
 
 def check_kind(kind: object) -> None:

@@ -55,9 +55,6 @@ class EnvelopeWriter:
             one.state = PortionState.WRITTEN
         await self._steps.commit([one for one in ended if one.content is not None])
 
-    async def keep(self, portion: Portion) -> None:
-        pass
-
     async def _wait(self, batches: Sequence[RecordBatch]) -> None:
         """Wait until all records have ended, also as dead letters, or for as long as the others may wait.
 

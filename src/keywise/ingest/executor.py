@@ -12,6 +12,7 @@ from keywise.core.errors import DatabaseError, KeywiseError, ObjectError, Object
 from keywise.core.failures import cause_of_error
 from keywise.core.sink import APPLIED, SinkResult
 from keywise.core.tracebacks import traceback_of
+from keywise.flow.leased.dispatch import RESERVED_PART
 from keywise.flow.leased.disposition import NOT_STARTED, CutOff, Execution, Ran
 from keywise.flow.leased.executors import AWAY_ROUNDS_MAX, Job, SinkHealth, report_handled, unknown_result
 from keywise.ingest.announcement import decode_announcement
@@ -28,8 +29,6 @@ OBJECTS_AT_ONCE = 100
 READS_AT_ONCE = 16
 PORTION_BYTES = 4 * 1024 * 1024
 """Small objects share a transaction until they have so many bytes together."""
-RESERVED_PART = 4
-"""One worker task in this many is reserved for small objects."""
 STORE = "store"
 """The name of the store in `Unavailable` events."""
 ALONE_MAX = 10_000
@@ -45,7 +44,7 @@ class ObjectExecutor:
         settings = tools.pipeline.settings
         self.side_by_side = settings.concurrency
         self.batch_max = min(OBJECTS_AT_ONCE, settings.batch_max)
-        self.long_max = max(1, self.side_by_side - max(1, self.side_by_side // RESERVED_PART))
+        self.long_max = max(1, self.side_by_side - self.side_by_side // RESERVED_PART)
         self._tools = tools
         self._pipeline = tools.pipeline
         self._health = SinkHealth()
@@ -145,7 +144,8 @@ class ObjectExecutor:
 
     def _written(self, job: Job, portion: Portion) -> Execution:
         """Return what becomes of an object whose only portion was written with others."""
-        if portion.state is PortionState.OPEN:
+        if portion.state in (PortionState.OPEN, PortionState.WRITTEN):
+            # Its records have not ended, or an earlier version has more records behind it than one step deletes.
             return self._leave_alone(job)
         return Ran(APPLIED, committed=portion.state is PortionState.COMMITTED)
 

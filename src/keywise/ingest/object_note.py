@@ -4,7 +4,7 @@ from typing import Self
 
 import msgspec
 
-from keywise.core.entry import Claim, Entry
+from keywise.core.entry import Entry
 from keywise.core.errors import ObjectError
 from keywise.ingest.parts import ReadNote
 
@@ -47,11 +47,6 @@ class ObjectNote(msgspec.Struct, frozen=True, omit_defaults=True):
     def kept(self, *, read: ReadNote | None = None, done: ContentNote | None = None) -> Self:
         """Return the note of a later position of the same object."""
         return type(self)(read, done=done, refused=self.refused)
-
-    @classmethod
-    def of(cls, claim: Claim) -> Self:
-        """Return the note that an earlier holder kept, or an empty one."""
-        return cls.decode(claim.position.note) if claim.position is not None else cls()
 
     @classmethod
     def decode(cls, note: bytes) -> Self:

@@ -17,7 +17,7 @@ SHOWN = 3
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far the work on one version of an object has come. A message of the same version goes on there."""
+    """How far the work on one version of an object has come. The next message that is not newer resumes there."""
 
     version: int | None
     generation: int

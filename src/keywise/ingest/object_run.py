@@ -130,7 +130,7 @@ class ObjectRun:
                 await self._write(portion)
                 self._report(reader)
                 if self._must_stop():
-                    return await self._stop(portion)
+                    return self._stopped()
         raise AssertionError("every object has a last part")
 
     async def _finish(self, portion: Portion) -> Execution:
@@ -168,7 +168,7 @@ class ObjectRun:
             if portion.state in _ENDINGS:
                 return _ended(portion)
             if self._must_stop():
-                return await self._stop(portion)
+                return self._stopped()
 
     async def _restart(self, note: ObjectNote = BEGINNING) -> None:
         """Start again at the beginning, at the next generation: the object is another one than was read."""
@@ -196,9 +196,8 @@ class ObjectRun:
         is_paused = controls.is_paused or controls.pauses_key(self._claim.key)
         return self._tools.stopping.is_set() or is_paused or self._ticket.is_orphaned
 
-    async def _stop(self, portion: Portion) -> Execution:
-        """Give the object up between two portions; the next holder goes on behind them."""
-        await self._tools.writer.keep(portion)
+    def _stopped(self) -> Execution:
+        """Return how the object is given up between two portions; the next holder goes on behind them."""
         if self._ticket.is_orphaned:
             # The message is another consumer's by now. That one resumes, so this one must not claim the key again.
             return Ran(SinkResult(Outcome.BUSY, "the source has given the message to another consumer", wait_s=0.0))
@@ -211,20 +210,20 @@ class ObjectRun:
 
         The notification only says that something has happened: what counts is what the store has now.
         """
-        if self._announcement.removed and self._is_own_version:
+        if self._announcement.removed and self._is_own_order:
             return self._deletion()
         if (reader := await self._open()) is not None:
             return reader
-        return self._deletion() if self._announcement.deleted and self._is_own_version else await self._missing()
+        return self._deletion() if self._announcement.deleted and self._is_own_order else await self._missing()
 
     @property
-    def _is_own_version(self) -> bool:
-        """Whether the claim is at the version of this message. An older message may continue newer work.
+    def _is_own_order(self) -> bool:
+        """Whether the claim is at the order of this message. An older message may continue newer work.
 
-        A deletion says nothing about a newer version, which may only not be visible in the store yet.
+        A deletion says nothing about a newer order, whose object may only not be visible in the store yet.
         """
         order = self._claim.order
-        return order is not None and order[1] == self._ticket.change.order[1]
+        return order is not None and order[1:] == self._ticket.change.order[1:]
 
     async def _open(self) -> ObjectReader | None:
         """Open the object where reading goes on; None if the store says that it has no such object."""

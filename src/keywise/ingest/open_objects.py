@@ -28,18 +28,20 @@ from keywise.ingest.versions import VersionScale
 class OpenObjects:
     """The store of a pipeline, and how its objects are read."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter per setting
         self,
         store: ObjectStore,
         selection: ObjectSelection,
         plan: ReadPlan,
+        *,
         decode: Decode | None = None,
         queue: RecordQueue | None = None,
         gone_s: float = GONE_S,
+        has_versions: bool | None = None,
     ) -> None:
         """With a queue, the records are changes of their own, which another pipeline takes from it."""
         self._queue = queue
-        self.has_versions: bool | None = None
+        self.has_versions = has_versions
         """Whether the dialect of the first source has versions; None if that is up to a user's function."""
         self.store = store
         self.selection = selection

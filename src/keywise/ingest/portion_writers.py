@@ -58,9 +58,6 @@ class PortionWriter(Protocol):
         A last portion is only written, and not committed, while records behind its end are left.
         """
 
-    async def keep(self, portion: Portion) -> None:
-        """Keep the position behind a written portion, if no portion follows it."""
-
 
 class AtomicPortionWriter:
     """Writes records and position in one transaction of the ledger, so that each record is written once."""
@@ -102,9 +99,6 @@ class AtomicPortionWriter:
             one.claim = self._heartbeat.current(one.claim)
         report_letters(self._pipeline, portions)
 
-    async def keep(self, portion: Portion) -> None:
-        pass
-
     async def _write_records(self, transaction: Transaction, portions: Sequence[Portion]) -> None:
         records = [record for one in portions for record in one.records]
         if not records:
@@ -136,7 +130,7 @@ class AtomicPortionWriter:
 
 
 class LeasedPortionWriter:
-    """Reserves ordinals, calls a plain or conditional sink, and keeps the position with the next reservation."""
+    """Reserves ordinals, calls a plain or conditional sink, and keeps the position."""
 
     fails_clean = False
     finds_records = False
@@ -152,12 +146,12 @@ class LeasedPortionWriter:
         with self._heartbeat.limit([one.claim for one in portions]):
             await self._apply(portions)
             await self._steps.store_letters(portions)
+        # At once, and not with the next reservation: a worker that dies in each part has to come to the end.
+        if followed := [one for one in portions if one.content is None]:
+            await self._steps.advance(followed, [one.advance for one in followed])
         for one in portions:
             one.state = PortionState.WRITTEN
         await self._steps.commit([one for one in portions if one.content is not None])
-
-    async def keep(self, portion: Portion) -> None:
-        await self._steps.advance([portion], [portion.advance])
 
     async def _apply(self, portions: Sequence[Portion]) -> None:
         gaps = await self._call(portions, [record for one in portions for record in one.records])

@@ -215,7 +215,7 @@ def _about_progress(progress: Progress, stored: StoredObject | None, now: float)
     done = f"{count(progress.records, 'record')} written, {size(progress.read)}{whole} read"
     if progress.deletes_tail:
         done = "all records written; those of an earlier version behind them are being deleted"
-    yield "position", f"{version}: {done}; a message of this version goes on there"
+    yield "position", f"{version}: {done}; the next message that is not newer resumes there"
     if progress.etag:
         replaced = "" if is_same or stored is None or stored.cause else "; replaced since, so it is read from its start"
         yield "reading", f"ETag {progress.etag}{replaced}"

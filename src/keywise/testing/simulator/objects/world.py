@@ -281,7 +281,7 @@ class ObjectsWorld(ConsumerWorld):
             history_store=ledger,
             sink=self._sink(link),
             reader=AnnouncementReader(),
-            objects=OpenObjects(store, SELECTION, plan, None),
+            objects=OpenObjects(store, SELECTION, plan),
             settings=SETTINGS,
             owner=process.name,
             clock=self.now,
