@@ -122,7 +122,7 @@ def test_letters_of_objects_and_records_are_replayed(uploads: Uploads):
     listed = uploads.act("dead", "list", "--json").json["letters"]
     assert sorted(letter["key"] for letter in listed) == [uri, f"file://{uploads.path}/in/b#1"]
     why = uploads.act("why", uri).out
-    assert re.search(r"^position +no version: 2 records written, 4 B of 8 B read; a message of this", why, re.MULTILINE)
+    assert re.search(r"^position +no version: 2 records written, 4 B of 8 B read; the next message", why, re.MULTILINE)
     assert "record 1" in uploads.act("why", f"file://{uploads.path}/in/b").out
     (uploads.path / "closed").unlink()
     uploads.written()

@@ -124,6 +124,7 @@ def run_seeds(grade: Grade, seeds: Sequence[int], run: Callable[[int, Grade], Ru
             tally.add(_tally_of(run(seed, grade)))
             if number % SEEDS_A_COLLECTION == 0:
                 gc.collect()
+        gc.collect()  # While errors of killed processes are still kept quiet.
     tally.seconds = time.process_time() - started
     return tally
 
