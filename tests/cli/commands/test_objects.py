@@ -128,7 +128,8 @@ def test_letters_of_objects_and_records_are_replayed(uploads: Uploads):
     uploads.written()
     assert uploads.act("dead", "replay", "--all", "--yes").out == "replayed 2 letters\n"
     uploads.work()
-    assert sorted(uploads.written()) == [("a", 2, False), ("a", 3, False), ("b", 0, False)]
+    # In place of the bad record, an earlier content may have had a good one: it is deleted.
+    assert sorted(uploads.written()) == [("a", 2, False), ("a", 3, False), ("b", 0, False), ("b", 1, True)]
     assert [letter["key"] for letter in uploads.act("dead", "list", "--json").json["letters"]] == [
         f"file://{uploads.path}/in/b#1"
     ]
