@@ -52,7 +52,7 @@ QUICK_MUTANTS = {
     "a takeover loses the position": 10,
     "progress does not forgive crashes": 20,
     "a missing object is gone at once": 20,
-    "an announced deletion is believed": 10,
+    "an announced deletion is believed": 60,
 }
 
 
