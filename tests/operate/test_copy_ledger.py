@@ -49,8 +49,8 @@ def test_both_histories_say_who_copied_and_why():
 
     mine, theirs = run(main())
     assert (mine.what, mine.by, theirs.what, theirs.by) == ("copied", "ada@desk", "copied", "ada@desk")
-    assert mine.detail == "to new://: 16 keys, 3 dead letters; ticket 7"
-    assert theirs.detail == "from old://: 16 keys, 3 dead letters; ticket 7"
+    assert mine.detail == "to new://: 17 keys, 3 dead letters; ticket 7"
+    assert theirs.detail == "from old://: 17 keys, 3 dead letters; ticket 7"
 
 
 def test_tokens_of_the_target_are_above_all_of_the_source():
@@ -200,8 +200,8 @@ def test_the_same_content_is_not_copied_again(ahead_s):
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
-        (TransferPage(entries=[("more", Entry(order_of(1)))]), "17 keys instead of 16"),
-        (TransferPage(entries=[("a", Entry(order_of(99)))]), "16 keys, and some of them are different"),
+        (TransferPage(entries=[("more", Entry(order_of(1)))]), "18 keys instead of 17"),
+        (TransferPage(entries=[("a", Entry(order_of(99)))]), "17 keys, and some of them are different"),
         (TransferPage(dead_letters=[(1.0, DeadLetter("cause", b""))]), "4 dead letters instead of 3"),
         (TransferPage(records=[HistoryRecord(1.0, "stale")]), "6 lines of history instead of 5"),
     ],
@@ -238,7 +238,7 @@ def test_a_target_with_nothing_but_a_pause_holds_something():
         await road.target.control_store.pause(Pause("a"))
         return await road.move.plan()
 
-    assert run(main()).difference == "0 keys instead of 16"
+    assert run(main()).difference == "0 keys instead of 17"
 
 
 def test_a_checksum_does_not_depend_on_the_order():
