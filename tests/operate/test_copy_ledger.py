@@ -85,7 +85,7 @@ def test_moments_are_carried_to_the_clock_of_the_target(ahead_s):
         assert plan.shift_s == math.ceil(ahead_s)
         await road.copy()
         mine, theirs = await road.content()
-        assert len(mine.entries) == len(theirs.entries) == 17
+        assert len(mine.entries) == len(theirs.entries) == 18
         for (key, here), (_, there) in zip(mine.entries, theirs.entries, strict=True):
             for name in ("updated_at", "lease_until", "tried_at", "unknown_until", "not_before", "suspected_at"):
                 at = getattr(here, name)
