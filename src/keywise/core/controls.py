@@ -1,5 +1,6 @@
-"""What an operator has set for a pipeline: its era, its pauses, and whether a full resync is due."""
+"""What an operator has set for a pipeline: its era, its pauses, its reindex, and whether a full resync is due."""
 
+import enum
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 
@@ -23,6 +24,43 @@ class Pause(msgspec.Struct, frozen=True):
         return fnmatchcase(key, self.keys) if self.is_pattern else key == self.keys
 
 
+class RunState(enum.StrEnum):
+    """How far a reindex has come."""
+
+    STARTING = "starting"
+    """Its shards are being written to the ledger; no worker reads them yet."""
+    SCANNING = "scanning"
+    SWEEPING = "sweeping"
+    """All shards are read. Keys that the scan has not met are looked up in the origin."""
+    COMPLETE = "complete"
+    CANCELLED = "cancelled"
+
+
+class ReindexRun(msgspec.Struct, frozen=True):
+    """A run over the rows of an origin, which writes each of them again at a generation."""
+
+    generation: int
+    state: RunState = RunState.STARTING
+    is_paused: bool = False
+    shards: int = 0
+    """How many shards the run has; shards of earlier runs behind that number do not count."""
+    limit: int | None = None
+    """The most rows to read; None: all. A run that does not read all rows sweeps nothing."""
+    also_removed: bool = False
+    """Also write rows at a version that an operator has removed."""
+    delete_max: int | None = None
+    """How many keys the sweep may delete before it stops and asks; None: 1 %, and at most 1,000."""
+    started_at: float = 0.0
+    """By the store's clock."""
+    ended_at: float = 0.0
+    by: str = ""
+    why: str = ""
+
+    @property
+    def is_active(self) -> bool:
+        return self.state not in (RunState.COMPLETE, RunState.CANCELLED)
+
+
 class Controls(msgspec.Struct, frozen=True, dict=True):
     """The current controls of a pipeline. A ledger reads them in the same atomic step in which it decides a claim."""
 
@@ -36,6 +74,9 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
 
     scale: str = ""
     """The scale of the versions of an object pipeline, fixed by its first event; empty before that, or elsewhere."""
+
+    run: ReindexRun | None = None
+    """The last reindex, which may still be going on."""
 
     @property
     def is_plain(self) -> bool:

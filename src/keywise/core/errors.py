@@ -33,6 +33,10 @@ class UnavailableError(KeywiseError):
     """A source, ledger or sink cannot be reached now. Whether the call took effect is unknown; try again."""
 
 
+class ThrottledError(UnavailableError):
+    """A service refused a call because too many came. The caller slows down, and repeats it."""
+
+
 class TransactionFailedError(UnavailableError):
     """The database rolled a transaction back because of what ran in it, or in another one at the same time.
 

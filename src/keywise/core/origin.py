@@ -1,0 +1,58 @@
+"""The contract of an origin: the source of truth, which a reindex reads row by row while live changes flow."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from keywise.core.resource import AsyncResource
+
+CURSOR_MAX_BYTES = 4 * 1024
+"""The longest cursor, and the longest note of a shard: the ledger keeps both in the position of a shard."""
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """A part of an origin that one worker reads at a time. The shards of an origin cover every row exactly once."""
+
+    name: str
+    """It is unique in the origin, and the same text in every process."""
+    bounds: str = ""
+    """What `scan` needs to find the rows of the shard, in the words of the origin: a range of keys, or a segment."""
+    rows: int | None = None
+    """About how many rows it has; None if that is not known without reading them."""
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Some rows of a shard, in the order in which it is scanned."""
+
+    rows: Sequence[bytes]
+    """Each row as the body of a message: the reader of the pipeline finds key and version in it."""
+    after: str
+    """The cursor behind the last row; `scan` goes on there. It is not empty."""
+    is_last: bool
+    """Whether the shard ends here. A page that is not the last one may have few rows, or none."""
+
+
+class Origin(AsyncResource, Protocol):
+    """Reads the current rows of the source of truth.
+
+    A row that exists during the whole scan is in it. One that is inserted or deleted meanwhile may or may not be: live
+    changes announce it. An adapter turns the errors of its client library into `UnavailableError`, and throttling into
+    `ThrottledError`; it never retries by itself.
+    """
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether `fetch` sees every write that was confirmed before the call: it reads the primary, or consistently.
+
+        If it does not, a key that is not found may only be lagging.
+        """
+
+    async def shards(self, size: int) -> Sequence[Shard]:
+        """Divide the origin into shards of about `size` rows."""
+
+    async def scan(self, shard: Shard, after: str, limit: int) -> Page:
+        """Return up to `limit` rows of a shard behind a cursor; an empty cursor is before the first row."""
+
+    async def fetch(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        """Return the current rows of these keys. A key that has no row is left out."""
