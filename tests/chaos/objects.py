@@ -31,11 +31,7 @@ def main() -> int:
     )
     tallies = []
     for on in options.on or SINKS:
-        # An index takes a tenth of the time that a table takes if it has a tenth of the objects.
-        its_sizes = sizes if on == "postgres" else _tenth(sizes)
-        plan = ObjectPlan(
-            kills=options.kills, sizes=its_sizes, workers=options.workers, every_s=options.every, seed=seed
-        )
+        plan = ObjectPlan(kills=options.kills, sizes=sizes, workers=options.workers, every_s=options.every, seed=seed)
         tallies.append(_run(on, plan, console))
     _show(tallies)
     if options.json is not None:
@@ -46,12 +42,6 @@ def main() -> int:
     for fault in faults:
         console.print(fault, markup=False)
     return 1 if faults else 0
-
-
-def _tenth(sizes: ObjectSizes) -> ObjectSizes:
-    return msgspec.structs.replace(
-        sizes, small=sizes.small // 10, medium=sizes.medium // 10, large_records=sizes.large_records // 10
-    )
 
 
 def _run(on: str, plan: ObjectPlan, console: Console) -> ObjectTally:
