@@ -31,6 +31,7 @@ from keywise.core.url import Address, redacted
 from keywise.flow.consumer import Consumer
 from keywise.flow.degraded.journal_files import JournalDirectory
 from keywise.flow.degraded.lazy_ledger import LazyLedger
+from keywise.flow.handover import HandoverQueue
 from keywise.flow.intake import FieldRoute, Fields, FunctionRoute, Intake, MessageReader, Read
 from keywise.flow.pipeline import OpenPipeline, may_show_older
 from keywise.flow.refetch import in_thread
@@ -41,7 +42,6 @@ from keywise.ingest.definition import ObjectsDefinition
 from keywise.ingest.dialects import Dialect, check_store, dialect_of
 from keywise.ingest.envelope_writer import RecordHandover
 from keywise.ingest.open_objects import OpenObjects
-from keywise.ingest.record_queue import RecordQueue
 from keywise.observe.history import HistoryRecorder
 from keywise.observe.log import Log, still_running
 from keywise.options import (
@@ -655,10 +655,10 @@ class App:
         if not name or name in self.pipelines:
             raise SettingsError(f"a pipeline needs a name of its own, and {name!r} is taken or empty")
 
-    def _record_queue(self, name: str) -> RecordQueue:
+    def _record_queue(self, name: str) -> HandoverQueue:
         """Return the queue from the objects of a pipeline to its records, of the running event loop."""
-        identity = (RecordQueue, name, id(asyncio.get_running_loop()))
-        return cast(RecordQueue, self._shared.setdefault(identity, RecordQueue()))
+        identity = (HandoverQueue, name, id(asyncio.get_running_loop()))
+        return cast(HandoverQueue, self._shared.setdefault(identity, HandoverQueue()))
 
     def _connect_source(self, url: str, name: str) -> Source:
         if url.startswith(RECORDS):

@@ -63,6 +63,10 @@ class ObjectAccessError(KeywiseError):
     """An object store refused a request. Whether the object exists is unknown."""
 
 
+class OriginError(KeywiseError):
+    """An origin cannot be read as it is set up, or broke its contract. The message says what to change."""
+
+
 class PermanentError(KeywiseError):
     """Raise it in a handler if nothing was written and a retry cannot help. The change becomes a dead letter."""
 

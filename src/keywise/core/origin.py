@@ -7,7 +7,7 @@ import msgspec
 
 from keywise.core.resource import AsyncResource
 
-CURSOR_MAX_BYTES = 4 * 1024
+CURSOR_MAX_BYTES = 3 * 1024
 """The longest cursor, and the longest note of a shard: the ledger keeps both in the position of a shard."""
 
 

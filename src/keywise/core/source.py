@@ -4,12 +4,12 @@ An adapter turns the errors of its client library into `UnavailableError` and ne
 `UnavailableError` means that the call may or may not have taken effect, and that the caller may repeat it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from keywise.core.change import Delivery
+from keywise.core.change import Delivery, Outcome
 from keywise.core.resource import AsyncResource
 from keywise.core.settings import seconds
 
@@ -72,6 +72,14 @@ class Backlog(msgspec.Struct, frozen=True):
     def depth(self) -> int | None:
         """How many messages are not acked; None if that is unknown."""
         return self.seen if self.is_all else None
+
+
+@runtime_checkable
+class OutcomeSource(Protocol):
+    """The ability of a source to learn how its deliveries end. The pipeline reports it before the ack."""
+
+    def note_outcome(self, deliveries: Iterable[Delivery], outcome: Outcome | None) -> None:
+        """Note the outcome of deliveries; None if they were ignored. A delivery that is not acked is noted again."""
 
 
 @runtime_checkable

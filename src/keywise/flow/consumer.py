@@ -245,7 +245,7 @@ class Consumer:
                 await settlement.release_unread(index, read_batch.dead)
                 read_batch = ReadBatch(ignored=read_batch.ignored)
         settlement.report_unread(read_batch)
-        await settlement.ack_unread(index, read_batch.unread)
+        await settlement.ack_unread(index, read_batch)
 
     async def _keep_looking(self) -> None:
         """Read the operator's controls and emit the counts of the lanes, about once a second."""

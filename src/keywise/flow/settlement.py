@@ -16,7 +16,7 @@ from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import RefusalReason
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import storable
-from keywise.core.source import ParkingSource, Source
+from keywise.core.source import OutcomeSource, ParkingSource, Source
 from keywise.flow.coalesce import group_by_outcome
 from keywise.flow.intake import Malformed, ReadBatch
 from keywise.flow.lanes import SettledByOutcome, SettledTicket, Ticket
@@ -29,6 +29,8 @@ class Settlement:
     def __init__(self, pipeline: OpenPipeline) -> None:
         self.pipeline = pipeline
         self._parking = [source if isinstance(source, ParkingSource) else None for _, source in pipeline.sources]
+        self._noting = [source if isinstance(source, OutcomeSource) else None for _, source in pipeline.sources]
+        self._notes_any = any(self._noting)
 
     def letter(self, ticket: Ticket, cause: str, traceback: str = "") -> DeadLetter:
         change = ticket.change
@@ -95,9 +97,12 @@ class Settlement:
         for reason, count in Counter(reason for _, reason in read_batch.ignored).items():
             self.pipeline.emit(events.Ignored(pipeline=self.pipeline.name, reason=reason, changes=count))
 
-    async def ack_unread(self, index: int, deliveries: Sequence[Delivery]) -> None:
-        """Ack deliveries that are not processed."""
-        await self._at(index, lambda source: source.ack(deliveries))
+    async def ack_unread(self, index: int, read_batch: ReadBatch) -> None:
+        """Ack the deliveries of a batch that are not processed."""
+        if (noting := self._noting[index]) is not None:
+            noting.note_outcome(read_batch.dead, Outcome.DEAD)
+            noting.note_outcome((delivery for delivery, _ in read_batch.ignored), None)
+        await self._at(index, lambda source: source.ack(read_batch.unread))
 
     async def release_unread(self, index: int, deliveries: Sequence[Delivery]) -> None:
         """Release deliveries that are not processed; the source redelivers them later."""
@@ -105,8 +110,17 @@ class Settlement:
 
     async def settle(self, settled: Sequence[SettledTicket]) -> None:
         """Ack changes that have ended. A lost ack does no harm: the message comes back as a duplicate."""
-        self.report_settled(group_by_outcome(settled))
+        by_outcome = group_by_outcome(settled)
+        self.report_settled(by_outcome)
+        if self._notes_any:
+            self._note(by_outcome)
         await self._each_source((ticket for ticket, _ in settled), lambda source, some: source.ack(_deliveries(some)))
+
+    def _note(self, settled: SettledByOutcome) -> None:
+        for outcome, tickets in settled.items():
+            for ticket in tickets:
+                if (noting := self._noting[ticket.source]) is not None:
+                    noting.note_outcome([ticket.delivery], outcome)
 
     async def release(self, tickets: Iterable[Ticket], delay_s: float) -> None:
         """Release deliveries; the source redelivers them after the delay, to this or to another worker."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from keywise.core.errors import SettingsError
 from keywise.core.object_store import ObjectStore
 from keywise.core.url import Address
+from keywise.flow.handover import HandoverQueue
 from keywise.ingest.dialects import Dialect, has_versions
 from keywise.ingest.notification import ObjectSelection
 from keywise.ingest.object_run import GONE_S
 from keywise.ingest.open_objects import OpenObjects
 from keywise.ingest.reader import ReadPlan
-from keywise.ingest.record_queue import RecordQueue
 from keywise.ingest.records import Decode
 
 KINDS = ("state", "envelope")
@@ -28,7 +28,7 @@ class ObjectsDefinition:
     gone_s: float = GONE_S
 
     def opened(
-        self, store: ObjectStore, decode: Decode | None, queue: RecordQueue | None, dialects: Iterable[Dialect]
+        self, store: ObjectStore, decode: Decode | None, queue: HandoverQueue | None, dialects: Iterable[Dialect]
     ) -> OpenObjects:
         [versioned, *_] = map(has_versions, dialects)
         return OpenObjects(

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Self
 
-from keywise.core.change import Change, Outcome
+from keywise.core.change import Change, Delivery, Outcome
 from keywise.core.entry import Claim
-from keywise.core.record import Record
+from keywise.core.record import OBJECT_HEADER, Record
 from keywise.core.sink import Grade, SinkResult
+from keywise.flow.handover import Handover, HandoverQueue
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.pipeline import OpenPipeline
 from keywise.ingest.portion import Portion, PortionState
 from keywise.ingest.portion_writers import LedgerSteps, WriteFailedError
-from keywise.ingest.record_queue import RecordBatch, RecordQueue
 
 SETTLE_S = 60.0
 """How long an object waits for the records of a part. After that it gives way, and goes on there later."""
@@ -30,7 +30,7 @@ class EnvelopeWriter:
     finds_records = True
 
     def __init__(
-        self, pipeline: OpenPipeline, heartbeat: Heartbeat, queue: RecordQueue, stopping: asyncio.Event
+        self, pipeline: OpenPipeline, heartbeat: Heartbeat, queue: HandoverQueue, stopping: asyncio.Event
     ) -> None:
         self._heartbeat = heartbeat
         self._steps = LedgerSteps(pipeline, heartbeat)
@@ -39,14 +39,14 @@ class EnvelopeWriter:
 
     async def write(self, portions: Sequence[Portion]) -> None:
         """Write portions; one whose records have not ended while others have stays open."""
-        batches = [self._queue.put(_changes_of(one), one.sent_at) for one in portions]
+        handovers = [self._queue.put(_deliveries_of(one)) for one in portions]
         try:
             with self._heartbeat.limit([one.claim for one in portions]):
-                await self._wait(batches)
+                await self._wait(handovers)
         finally:
-            for batch in batches:
-                self._queue.forget(batch)
-        ended = [one for one, batch in zip(portions, batches, strict=True) if batch.ended.is_set()]
+            for handover in handovers:
+                self._queue.forget(handover)
+        ended = [one for one, handover in zip(portions, handovers, strict=True) if handover.ended.is_set()]
         await self._steps.store_letters(ended)
         followed = [one for one in ended if one.content is None]
         if followed:
@@ -55,23 +55,23 @@ class EnvelopeWriter:
             one.state = PortionState.WRITTEN
         await self._steps.commit([one for one in ended if one.content is not None])
 
-    async def _wait(self, batches: Sequence[RecordBatch]) -> None:
+    async def _wait(self, handovers: Sequence[Handover]) -> None:
         """Wait until all records have ended, also as dead letters, or for as long as the others may wait.
 
         Raises if the records of no portion have ended by then, or before the worker stops.
         """
-        ending = asyncio.gather(*(batch.ended.wait() for batch in batches))
+        ending = asyncio.gather(*(handover.ended.wait() for handover in handovers))
         stopping = asyncio.ensure_future(self._stopping.wait())
         waits: set[asyncio.Future[Any]] = {ending, stopping}
-        wait_s = SETTLE_S if len(batches) == 1 else SHARED_SETTLE_S
+        wait_s = SETTLE_S if len(handovers) == 1 else SHARED_SETTLE_S
         try:
             await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ending.cancel()
             stopping.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
-        if not any(batch.ended.is_set() for batch in batches):
-            left = sum(len(batch.waiting) for batch in batches)
+        if not any(handover.ended.is_set() for handover in handovers):
+            left = sum(len(handover.waiting) for handover in handovers)
             cause = f"{left} records of a part have not ended yet; the object goes on later"
             raise WriteFailedError(SinkResult(Outcome.BUSY, cause, wait_s=0.0))
 
@@ -93,6 +93,12 @@ class RecordHandover:
         raise AssertionError("the executor of objects hands records over, and calls no sink")
 
 
-def _changes_of(portion: Portion) -> list[Record[Any]]:
+def _deliveries_of(portion: Portion) -> list[Delivery]:
     """Return the records of a portion. What an earlier content had in place of a bad one is a change like any other."""
-    return [record for record in portion.records if not record.deleted]
+    return [_delivery_of(record, portion.sent_at) for record in portion.records if not record.deleted]
+
+
+def _delivery_of(record: Record[Any], sent_at: float) -> Delivery:
+    headers = {OBJECT_HEADER: record.object, "ordinal": str(record.ordinal)}
+    identity = f"{record.key}@{'.'.join(map(str, record.order))}"
+    return Delivery(identity, 0, record.body, sent_at, headers=headers)

@@ -8,6 +8,7 @@ from keywise.core.entry import Entry
 from keywise.core.errors import AdminError
 from keywise.core.object_store import ObjectStore
 from keywise.core.sink import is_atomic
+from keywise.flow.handover import HandoverQueue
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.pipeline import OpenPipeline
 from keywise.flow.settlement import Settlement
@@ -20,7 +21,6 @@ from keywise.ingest.object_note import ContentNote
 from keywise.ingest.object_run import GONE_S, ObjectTools
 from keywise.ingest.portion_writers import AtomicPortionWriter, LeasedPortionWriter, PortionWriter
 from keywise.ingest.reader import ReadPlan
-from keywise.ingest.record_queue import RecordQueue
 from keywise.ingest.records import Decode
 from keywise.ingest.versions import VersionScale
 
@@ -35,7 +35,7 @@ class OpenObjects:
         plan: ReadPlan,
         *,
         decode: Decode | None = None,
-        queue: RecordQueue | None = None,
+        queue: HandoverQueue | None = None,
         gone_s: float = GONE_S,
         has_versions: bool | None = None,
     ) -> None:

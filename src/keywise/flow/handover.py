@@ -1,0 +1,119 @@
+"""A queue in the memory of one process: one part hands deliveries over, and a pipeline processes them.
+
+Nothing is lost with the process: the part that hands them over keeps its own place in the ledger, and moves it on only
+behind deliveries that have ended.
+"""
+
+import asyncio
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+from msgspec.structs import replace
+
+from keywise.core.change import Delivery, Outcome
+from keywise.core.clock import Clock, boot_time
+from keywise.core.errors import SettingsError
+from keywise.flow.wakeup import Wakeup
+
+IGNORED = "ignored"
+"""Counted beside the outcomes: the read function returned `Ignore`."""
+
+
+class HandoverQueue:
+    """A source for one pipeline. The part that hands over deliveries waits until they end, and learns how."""
+
+    visibility_s = None
+    database = None
+
+    def __init__(self, clock: Clock = boot_time) -> None:
+        self._clock = clock
+        self._ready: list[tuple[float, int, Delivery]] = []
+        """The waiting deliveries by the time from which on they may be received."""
+        self._numbers = itertools.count(1)
+        self._open: dict[str | int, Handover] = {}
+        """The handovers of the deliveries that have not ended, by id."""
+        self._arrivals = Wakeup()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    def put(self, deliveries: Iterable[Delivery]) -> "Handover":
+        """Hand over deliveries; a delivery that has not ended moves to the new handover."""
+        handover = Handover()
+        for delivery in deliveries:
+            handover.waiting[delivery.id] = delivery
+            is_known = delivery.id in self._open
+            self._open[delivery.id] = handover
+            if not is_known:
+                self._push(replace(delivery, receipt=next(self._numbers)), 0.0)
+        handover.check()
+        return handover
+
+    def forget(self, handover: "Handover") -> None:
+        """Deliver no more of a handover: nothing waits for it any longer."""
+        self._ready = [one for one in self._ready if self._open.get(one[2].id) is not handover]
+        heapq.heapify(self._ready)
+        for identity in handover.waiting:
+            self._open.pop(identity, None)
+
+    async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
+        if not self._due():
+            next_s = self._ready[0][0] - self._clock() if self._ready else wait_s
+            await self._arrivals.wait(min(wait_s, max(next_s, 0.0)))
+        received: list[Delivery] = []
+        while len(received) < limit and self._due():
+            received.append(heapq.heappop(self._ready)[2])
+        return received
+
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
+        return ()
+
+    def note_outcome(self, deliveries: Iterable[Delivery], outcome: Outcome | None) -> None:
+        for delivery in deliveries:
+            if (handover := self._open.get(delivery.id)) is not None:
+                handover.outcomes[IGNORED if outcome is None else outcome.value] += 1
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            if (handover := self._open.pop(delivery.id, None)) is not None:
+                del handover.waiting[delivery.id]
+                handover.check()
+
+    async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        for delivery in deliveries:
+            if delivery.id in self._open:
+                self._push(delivery, delay_s)
+
+    async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
+        raise SettingsError("this queue is filled by keywise itself; send to another source of the pipeline")
+
+    async def depth(self) -> int:
+        return len(self._open)
+
+    def _push(self, delivery: Delivery, delay_s: float) -> None:
+        heapq.heappush(self._ready, (self._clock() + delay_s, next(self._numbers), delivery))
+        self._arrivals.notify()
+
+    def _due(self) -> bool:
+        return bool(self._ready) and self._ready[0][0] <= self._clock()
+
+
+class Handover:
+    """Some deliveries, of which the last one to end sets `ended`."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str | int, Delivery] = {}
+        """The deliveries that have not ended, by id."""
+        self.outcomes: Counter[str] = Counter()
+        """How the others have ended."""
+        self.ended = asyncio.Event()
+
+    def check(self) -> None:
+        if not self.waiting:
+            self.ended.set()
