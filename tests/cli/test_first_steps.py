@@ -57,6 +57,7 @@ def test_messages_are_sent_applied_and_counted(folder):
         "stale": 0,
         "duplicate": 0,
         "superseded": 2,
+        "removed": 0,
         "dead": 0,
         "ignored": 0,
     }

@@ -128,7 +128,7 @@ def line_faults(text: str, sources: str) -> list[str]:
     written = {*re.findall(r'"([a-z ]+)",\s+(?:event\.key|"")', sources), history.ALARM, history.CLEARED}
     written |= set(re.findall(r'record(?:_pause)?\((?:found, )?"([a-z ]+)"', sources))
     written |= set(re.findall(r'^COPIED = "([a-z ]+)"', sources, re.MULTILINE))
-    written |= {"applied", "stale", "duplicate", "superseded"}
+    written |= {"applied", "stale", "duplicate", "superseded", "kept removed"}
     [table] = [part for part in text.split("\n\n") if part.startswith("| line |")]
     told = set(re.findall(r"`([a-z ]+)`", " ".join(row[0] for row in rows(table)[1:])))
     found = [f"the line {word} is missing" for word in sorted(written - told)]

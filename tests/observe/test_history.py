@@ -63,6 +63,12 @@ def told(lines: list[HistoryRecord]) -> list[tuple[str, str, int | None]]:
     return [(line.what, line.key, line.version) for line in lines]
 
 
+def test_a_row_of_a_removed_key_is_not_recorded_as_a_removal():
+    bench = Bench()
+    bench.settle(Outcome.REMOVED, 5)
+    assert [(line.what, line.version) for line in bench.flushed()] == [("kept removed", 5)]
+
+
 @pytest.mark.parametrize("outcome", [Outcome.STALE, Outcome.DUPLICATE, Outcome.SUPERSEDED])
 def test_refused_versions_are_told_one_by_one(outcome):
     bench = Bench()

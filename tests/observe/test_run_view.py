@@ -93,9 +93,10 @@ def test_a_pipeline_that_has_not_started_is_starting():
 def test_every_outcome_is_counted_and_named_also_if_it_never_happened(run):
     run.settle(3)
     run.settle(2, Outcome.DEAD)
+    run.settle(1, Outcome.REMOVED)
     run.emit(events.Ignored, reason="locale", changes=4)
-    outcomes = {"applied": 3, "stale": 0, "duplicate": 0, "superseded": 0, "dead": 2, "ignored": 4}
-    assert (run.look().outcomes, run.look().changes) == (outcomes, 9)
+    outcomes = {"applied": 3, "stale": 0, "duplicate": 0, "superseded": 0, "removed": 1, "dead": 2, "ignored": 4}
+    assert (run.look().outcomes, run.look().changes) == (outcomes, 10)
 
 
 def test_the_rate_of_now_forgets_and_the_average_does_not(run):

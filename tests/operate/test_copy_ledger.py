@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.controls import EVERYTHING, Controls, Pause
+from keywise.core.controls import EVERYTHING, Controls, Pause, ReindexRun
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Commit, Entry, LedgerPolicy
 from keywise.core.errors import AdminError
@@ -24,7 +24,8 @@ def test_everything_is_there_after_a_copy_and_the_pipeline_stays_paused():
 
     async def main() -> None:
         await road.fill()
-        await road.source.transfer.set_controls(Controls(2, (EVERY_KEY, Pause("a")), 7.0))
+        controls = Controls(2, (EVERY_KEY, Pause("a")), 7.0, run=ReindexRun(3, started_at=5.0))
+        await road.source.transfer.set_controls(controls)
         before = joined(await pages_of(road.source.transfer, 100))
         checksums = await road.copy()
         mine, theirs = await road.content()
@@ -32,7 +33,7 @@ def test_everything_is_there_after_a_copy_and_the_pipeline_stays_paused():
         assert theirs.dead_letters == mine.dead_letters and len(mine.dead_letters) == 3
         assert theirs.records[:-1] == mine.records[:-1] == before.records
         assert (checksums.keys.count, checksums.letters.count) == (len(mine.entries), 3)
-        assert await road.target.controls() == Controls(2, (EVERY_KEY, Pause("a")), 7.0)
+        assert await road.target.controls() == controls
         assert (await road.target.claim([ChangeHeader("new", order_of(1))], TERMS)).granted == []
 
     run(main())
@@ -80,6 +81,8 @@ def test_moments_are_carried_to_the_clock_of_the_target(ahead_s):
         await road.fill()
         soon = Entry(tried=order_of(1), attempts=1, not_before=road.clock() + 9.0)
         await road.source.transfer.add(TransferPage(entries=[("soon", soon)]))
+        run_here = ReindexRun(2, started_at=7.0)
+        assert await road.source.replace_controls(paused := await road.source.controls(), replace(paused, run=run_here))
         road.there.advance(ahead_s)
         plan = await road.move.plan()
         assert plan.shift_s == math.ceil(ahead_s)
@@ -92,7 +95,9 @@ def test_moments_are_carried_to_the_clock_of_the_target(ahead_s):
                 assert getattr(there, name) == (at + plan.shift_s if at else 0.0), (key, name)
         assert [at for at, _ in theirs.dead_letters] == [at + plan.shift_s for at, _ in mine.dead_letters]
         assert [one.at for one in theirs.records[:-1]] == [one.at + plan.shift_s for one in mine.records[:-1]]
-        assert (await road.target.controls()).pauses == (replace(EVERY_KEY, at=5.0 + plan.shift_s),)
+        controls = await road.target.controls()
+        assert controls.pauses == (replace(EVERY_KEY, at=5.0 + plan.shift_s),)
+        assert controls.run == replace(run_here, started_at=7.0 + plan.shift_s)
         left_s = (await road.target.inspect("soon")).not_before - road.there()
         assert 9.0 <= left_s < 10.0, "never sooner, and at most a second later"
 

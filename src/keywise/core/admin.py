@@ -82,6 +82,12 @@ class ControlStore(PeriodicLock, Protocol):
     async def fix_scale(self, scale: str) -> str:
         """Fix the scale of the versions of this scope, if none is fixed yet; return the fixed one."""
 
+    async def replace_controls(self, before: Controls, after: Controls) -> bool:
+        """Replace the controls in one atomic step; return False, and change nothing, if they differ from `before`."""
+
+    async def highest_generation(self) -> int:
+        """Return the highest generation of any mark; 0 if there is none. It may read all keys, and no claim waits."""
+
     async def keys(self, after: str, limit: int) -> list[str]:
         """Return known keys behind `after`, in the ledger's own stable order; an empty `after` is before all keys."""
 

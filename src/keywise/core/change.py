@@ -28,6 +28,7 @@ class Outcome(enum.StrEnum):
     STALE = "stale"
     DUPLICATE = "duplicate"
     SUPERSEDED = "superseded"
+    REMOVED = "removed"
     BUSY = "busy"
     FAILED = "failed"
     DEAD = "dead"
@@ -60,6 +61,11 @@ class ChangeHeader(msgspec.Struct, gc=False):
 
     If that is longer ago than the retention and the ledger has no entry of the key, the ledger refuses the change:
     a newer version may have been applied and its entry pruned.
+    """
+    is_row: bool = False
+    """A reindex has read the change from the origin; upstream has not announced it.
+
+    The ledger refuses it at a version that is deleted: an operator has removed the key, and the origin still has it.
     """
 
 

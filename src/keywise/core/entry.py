@@ -19,6 +19,8 @@ class RefusalReason(enum.StrEnum):
     """A newer order is committed: ack the change."""
     DUPLICATE = "duplicate"
     """This order is committed: ack the change."""
+    REMOVED = "removed"
+    """A row of a reindex, at a version at which the key is deleted: ack the change."""
     BUSY = "busy"
     """Another claim holds the key, or the retry of this change, or of a newer one, is not due."""
     DEFERRED = "deferred"

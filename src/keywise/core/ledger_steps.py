@@ -195,6 +195,8 @@ def dead_letter_unclaimed(working_set: WorkingSet, letters: Sequence[tuple[Chang
 def is_plainly_newer(header: ChangeHeader, mark: Order | None, oldest: float) -> bool:
     """Whether a header on an idle key is granted for certain, so that `rules.decide` need not run."""
     order = header.order
+    if header.is_row:
+        return False  # The mark may be a tombstone.
     if mark is None or order is None:
         return header.sent_at >= oldest
     return order > mark and mark[2] >= 0 and order[2] >= 0

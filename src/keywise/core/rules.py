@@ -6,7 +6,7 @@ Every ledger that runs `ledger_steps` calls these functions; the conformance sui
 
 from msgspec.structs import replace
 
-from keywise.core.change import ChangeHeader, Order, is_unversioned
+from keywise.core.change import ChangeHeader, Order, is_same_version, is_unversioned
 from keywise.core.controls import Controls
 from keywise.core.entry import (
     EMPTY,
@@ -78,7 +78,7 @@ def current(header: ChangeHeader, entry: Entry | None, controls: Controls) -> Ch
     is_stale = entry.mark is not None and header.order <= entry.mark
     if is_stale or is_unversioned(header.order) != is_unversioned(entry.advanced):
         return header
-    return ChangeHeader(header.key, entry.advanced, header.deleted, header.sent_at)
+    return _at(header, entry.advanced)
 
 
 def in_era(header: ChangeHeader, entry: Entry | None, controls: Controls) -> ChangeHeader:
@@ -89,7 +89,7 @@ def in_era(header: ChangeHeader, entry: Entry | None, controls: Controls) -> Cha
     if header.order is None or header.order[0] != 0:
         return header
     era = era_of(entry or EMPTY, controls)
-    return header if era == 0 else ChangeHeader(header.key, (era, *header.order[1:]), header.deleted, header.sent_at)
+    return header if era == 0 else _at(header, (era, *header.order[1:]))
 
 
 def era_of(entry: Entry, controls: Controls) -> int:
@@ -396,6 +396,10 @@ def kept(entry: Entry | None) -> Entry | None:
     return entry if replace(entry, updated_at=0.0, not_before=0.0, tried=None, tried_at=0.0) != EMPTY else None
 
 
+def _at(header: ChangeHeader, order: Order) -> ChangeHeader:
+    return ChangeHeader(header.key, order, header.deleted, header.sent_at, header.is_row)
+
+
 def _against_mark(entry: Entry, header: ChangeHeader, now: float, policy: LedgerPolicy) -> Refusal | None:
     mark, order = entry.mark, header.order
     if order is None:
@@ -409,7 +413,11 @@ def _against_mark(entry: Entry, header: ChangeHeader, now: float, policy: Ledger
         return Refusal(RefusalReason.MIXED, mark=mark)
     if order == mark:
         return Refusal(RefusalReason.DUPLICATE, mark=mark)
-    return Refusal(RefusalReason.STALE, mark=mark) if order < mark else None
+    if order < mark:
+        return Refusal(RefusalReason.STALE, mark=mark)
+    # The origin still has what an operator removed, at the same version: only a newer version brings the key back.
+    is_removed = header.is_row and entry.deleted and is_same_version(order, mark)
+    return Refusal(RefusalReason.REMOVED, mark=mark) if is_removed else None
 
 
 def _against_rate(entry: Entry, now: float, policy: LedgerPolicy) -> Refusal | None:

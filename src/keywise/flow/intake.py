@@ -122,7 +122,9 @@ class MessageReader:
                 read_batch.malformed.append(Malformed(delivery, f"body cannot be read: {type(error).__name__}"))
             else:
                 # Not `Change[Any](...)`: a call of the generic alias costs as much as all the rest of this loop.
-                change: Change[Any] = Change(key, order, deleted, delivery.sent_at, body, decode, delivery.headers)
+                change: Change[Any] = Change(
+                    key, order, deleted, delivery.sent_at, body=body, decode=decode, headers=delivery.headers
+                )
                 add(Ticket(change, delivery, source, now))
         return read_batch
 

@@ -211,7 +211,10 @@ class Lanes:
         return taken
 
     def finish(self, ticket: Ticket, outcome: Outcome, upto: Order) -> list[SettledTicket]:
-        """The key is committed up to an order: settle this change and all its followers at or below that order."""
+        """The key is committed up to an order: settle this change and all its followers at or below that order.
+
+        The order of a removed row is above it.
+        """
         key = ticket.change.key
         lane = self._lanes[key]
         self._note_end(key)
@@ -476,4 +479,5 @@ def outcome_of_follower(ticket: Ticket, upto: Order, survivor: Outcome) -> Outco
     """Return how a follower ends. If the mark refused its survivor, nothing was committed while the follower waited."""
     if ticket.change.order == upto:
         return Outcome.DUPLICATE
-    return Outcome.STALE if survivor in (Outcome.STALE, Outcome.DUPLICATE) else Outcome.SUPERSEDED
+    is_refused = survivor in (Outcome.STALE, Outcome.DUPLICATE, Outcome.REMOVED)
+    return Outcome.STALE if is_refused else Outcome.SUPERSEDED

@@ -22,7 +22,15 @@ from keywise.core.transaction import Transaction
 from keywise.flow.coalesce import Coalesced, coalesce
 from keywise.flow.dead_letters import identity_of, stored_since
 from keywise.flow.intake import ReadBatch
-from keywise.flow.lanes import LIVE_BEFORE_BULK, Lanes, SettledByOutcome, SettledTicket, Ticket
+from keywise.flow.lanes import (
+    LIVE_BEFORE_BULK,
+    Lanes,
+    SettledByOutcome,
+    SettledTicket,
+    Ticket,
+    is_at_or_below,
+    outcome_of_follower,
+)
 from keywise.flow.pipeline import OpenPipeline
 from keywise.flow.settlement import Settlement
 
@@ -40,7 +48,7 @@ class BatchResult(msgspec.Struct):
 
     applied: list[Ticket] = []
     refused: list[tuple[Ticket, Refusal]] = []
-    """Stale or duplicate."""
+    """Stale, duplicate or removed."""
     waiting: list[tuple[Ticket, float]] = []
     """Busy, deferred or failed, with the seconds to wait."""
     blocks_newer: set[str] = set()
@@ -264,10 +272,13 @@ def _settled(coalesced: Coalesced, result: BatchResult) -> SettledByOutcome:
     """Return the tickets that ended in a transaction, by outcome: survivors, and the followers that end with them."""
     others: list[SettledTicket] = [(ticket, Outcome.DEAD) for ticket in result.dead_lettered]
     for ticket, refusal in result.refused:
-        others.append((ticket, Outcome(refusal.reason.value)))
+        assert refusal.mark is not None, "only a mark refuses a change for good"
+        outcome = Outcome(refusal.reason.value)
+        others.append((ticket, outcome))
         for other in coalesced.followers.get(ticket.change.key, ()):
-            is_same = other.change.order == refusal.mark
-            others.append((other, Outcome.DUPLICATE if is_same else Outcome.STALE))
+            # A removed row is above the mark, and so may be a follower: that one stays for the next batch.
+            if is_at_or_below(other, refusal.mark):
+                others.append((other, outcome_of_follower(other, refusal.mark, outcome)))
     apart = {ticket.change.key for ticket, _ in (*others, *result.waiting)}
     settled = coalesced.followed(apart)
     for ticket, outcome in others:
@@ -364,7 +375,7 @@ class LedgerTransactionWorker:
         for ticket in result.applied:
             settled += lanes.finish(ticket, Outcome.APPLIED, ticket.change.order)
         for ticket, refusal in result.refused:
-            assert refusal.mark is not None, "only a mark makes a change stale"
+            assert refusal.mark is not None, "only a mark refuses a change for good"
             settled += lanes.finish(ticket, Outcome(refusal.reason.value), refusal.mark)
         for ticket in result.dead_lettered:
             settled += lanes.dead_letter(ticket)
@@ -489,7 +500,7 @@ async def _refuse(
     refusal: Refusal,
 ) -> None:
     match refusal.reason:
-        case RefusalReason.STALE | RefusalReason.DUPLICATE:
+        case RefusalReason.STALE | RefusalReason.DUPLICATE | RefusalReason.REMOVED:
             result.refused.append((ticket, refusal))
         case RefusalReason.MIXED | RefusalReason.FORGOTTEN:
             # This change was never tried: keep the attempts of the other changes of the key.

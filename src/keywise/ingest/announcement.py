@@ -42,7 +42,7 @@ class AnnouncedObject(msgspec.Struct, frozen=True, tag_field="keywise", tag="obj
     def change(self, sent_at: float) -> Change[Any]:
         """Return the change that the ledger decides on."""
         order = self.order or order_of(self.version)
-        return Change(self.key, order, self.deleted, sent_at, self.encode(), decode_announcement)
+        return Change(self.key, order, self.deleted, sent_at, body=self.encode(), decode=decode_announcement)
 
 
 def announced(event: ObjectEvent) -> AnnouncedObject:

@@ -134,7 +134,9 @@ class HistoryRecorder:
 
 def _outcome(outcome: Outcome, header: ChangeHeader) -> HistoryFields:
     version = None if header.order is None or is_unversioned(header.order) else header.order[1]
-    return outcome.value, header.key, version, "a deletion" if header.deleted else ""
+    # A record "removed" is the removal itself, by an operator.
+    what = "kept removed" if outcome is Outcome.REMOVED else outcome.value
+    return what, header.key, version, "a deletion" if header.deleted else ""
 
 
 def _failed(event: events.Failed) -> HistoryFields:

@@ -22,9 +22,11 @@ OBJECTS_MAX = 100
 NOTICES_MAX = 3
 """How many warnings, and how many alarms, are kept for each pipeline."""
 
-ENDS = (Outcome.APPLIED, Outcome.STALE, Outcome.DUPLICATE, Outcome.SUPERSEDED, Outcome.DEAD)
+ENDS = (Outcome.APPLIED, Outcome.STALE, Outcome.DUPLICATE, Outcome.SUPERSEDED, Outcome.REMOVED, Outcome.DEAD)
 OUTCOMES = (*(end.value for end in ENDS), "ignored")
 """The outcomes that a change can end with."""
+RARE = ("removed", "ignored")
+"""Outcomes that most pipelines never have; a view for people leaves them out while they are 0."""
 _OF_CHANGES = (events.Failed, events.DeadLettered, events.TookOver, events.ClaimLost)
 _WARNINGS = (*_OF_CHANGES, events.Unavailable, events.LedgerDown, events.MarkedSuspect, events.Unrepairable)
 

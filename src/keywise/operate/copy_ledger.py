@@ -15,7 +15,7 @@ from msgspec.structs import asdict, astuple, replace
 
 from keywise.core import rules
 from keywise.core.admin import LedgerCounts
-from keywise.core.controls import PLAIN, Controls, Pause
+from keywise.core.controls import PLAIN, Controls, Pause, ReindexRun
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry
 from keywise.core.errors import AdminError
@@ -340,7 +340,14 @@ def shifted_controls(controls: Controls, shift_s: float) -> Controls:
     """Return the controls with their times shifted to the clock of the target."""
     resync_at = controls.resync_at + shift_s if controls.resync_at else 0.0
     pauses = tuple(replace(pause, at=pause.at + shift_s) for pause in controls.pauses)
-    return replace(controls, pauses=pauses, resync_at=resync_at)
+    return replace(controls, pauses=pauses, resync_at=resync_at, run=_shifted_run(controls.run, shift_s))
+
+
+def _shifted_run(run: ReindexRun | None, shift_s: float) -> ReindexRun | None:
+    if run is None:
+        return None
+    ended_at = run.ended_at + shift_s if run.ended_at else 0.0
+    return replace(run, started_at=run.started_at + shift_s, ended_at=ended_at)
 
 
 def _text(text: str) -> str:

@@ -27,8 +27,8 @@ Dated = TypeVar("Dated", Pause, HistoryRecord)
 LETTERS_MAX = 1000
 """The dead letters of a key are searched among this many of the newest ones of the pipeline."""
 LINES_SHOWN = 20
-REFUSED = ("stale", "duplicate", "superseded")
-"""Kinds of history records about changes that were at or below the mark."""
+REFUSED = ("stale", "duplicate", "superseded", "kept removed")
+"""Kinds of history records about changes that the mark has refused."""
 ALARM_S = 3600.0
 """How long an alarm is shown, unless it has been cleared."""
 ALARM_LINES = 1000

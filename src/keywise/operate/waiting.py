@@ -11,7 +11,13 @@ from keywise.core.failures import look_again_s
 from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
 from keywise.flow.pipeline import OpenPipeline
 
-FINAL = (RefusalReason.STALE, RefusalReason.DUPLICATE, RefusalReason.MIXED, RefusalReason.FORGOTTEN)
+FINAL = (
+    RefusalReason.STALE,
+    RefusalReason.DUPLICATE,
+    RefusalReason.REMOVED,
+    RefusalReason.MIXED,
+    RefusalReason.FORGOTTEN,
+)
 """Refusals that waiting does not change."""
 
 

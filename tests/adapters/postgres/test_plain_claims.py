@@ -11,7 +11,7 @@ from adapters.postgres.benches import connected, fresh, until_waiting
 from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.controls import Controls, Pause, text_of
+from keywise.core.controls import Controls, Pause, ReindexRun, text_of
 from keywise.core.entry import Claim, Commit, LeaseTerms, LedgerPolicy, RefusalReason
 from running import run
 from servers import shared
@@ -56,10 +56,13 @@ def test_a_pause_that_is_being_set_is_not_overtaken():
         (Controls(scale="s3-sequencer"), True),
         (Controls(era=1, scale="s3-sequencer"), False),
         (Controls(pauses=(Pause("b"),), scale="s3-sequencer"), False),
-        (Controls(resync_at=5.0, scale="s3-sequencer"), False),
+        (Controls(resync_at=5.0), True),
+        (Controls(resync_at=5.0, scale="s3-sequencer", run=ReindexRun(3)), True),
+        (Controls(era=1, run=ReindexRun(3)), False),
+        (Controls(pauses=(Pause("b"),), run=ReindexRun(3)), False),
     ],
 )
-def test_a_scale_of_versions_leaves_claims_to_one_statement_and_other_controls_do_not(controls, is_plain):
+def test_only_an_era_and_a_pause_keep_claims_and_marks_from_one_statement(controls, is_plain):
     async def story() -> None:
         async with opened() as ledger, connected() as watcher:
             scope = ledger.scope.number
@@ -68,6 +71,11 @@ def test_a_scale_of_versions_leaves_claims_to_one_statement_and_other_controls_d
             assert await watcher.fetchval("select plain from keywise_active where scope = $1", scope) is (
                 is_plain or None
             )
+            async with ledger.marking_transaction() as transaction:
+                assert await transaction.decide_and_mark([ChangeHeader("c", order_of(1))]) == {}
+                assert transaction._marked == ({"c"} if is_plain else set())
+                await transaction.mark([ChangeHeader("c", order_of(1))])
+            assert (await ledger.inspect("c")).mark == (controls.era, 1, 0)
 
     run(story())
 

@@ -10,9 +10,10 @@ from adapters.redis.benches import fresh
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.entry_encoding import ACTIVE, IDLE, state_of
 from keywise.adapters.redis.ledger.ledger import RedisLedger
+from keywise.adapters.redis.ledger.scripts import CLAIM_PLAIN, COMMIT_PLAIN
 from keywise.core import rules
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, order_of
-from keywise.core.controls import EVERYTHING, Pause
+from keywise.core.controls import EVERYTHING, Controls, Pause, ReindexRun
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Claim, Commit, Entry, LeaseTerms, LedgerPolicy, RefusalReason
 from keywise.core.key_encoding import encoded
@@ -103,6 +104,30 @@ def test_more_plain_changes_than_one_step_takes_are_claimed_and_committed():
             claims = await committed(ledger, *headers(*(f"k{n}" for n in range(4321))))
             assert len({claim.token for claim in claims}) == 4321
             assert (await ledger.counts()).keys == 4321
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("controls", "is_plain"),
+    [
+        (Controls(resync_at=5.0, scale="s3-sequencer"), True),
+        (Controls(run=ReindexRun(3)), True),
+        (Controls(era=1, run=ReindexRun(3)), False),
+        (Controls(pauses=(Pause("b"),), run=ReindexRun(3)), False),
+    ],
+)
+def test_only_an_era_and_a_pause_leave_claims_to_the_rules(controls, is_plain):
+    async def story() -> None:
+        async with two_ledgers() as (ledger, other):
+            assert await other.replace_controls(Controls(), controls)
+            for version in (1, 2):
+                steps = counted_steps(ledger)
+                await committed(ledger, *headers("a", "c", version=version))
+                assert (steps == [CLAIM_PLAIN, COMMIT_PLAIN]) is is_plain
+            # What the rules have read tells the worker as well whether the step is worth trying.
+            assert reasons(await ledger.claim(headers("a"), TERMS)) == {"a": RefusalReason.STALE}
+            assert ledger._plain_claims.is_worth_trying is is_plain
 
     run(story())
 

@@ -12,6 +12,10 @@ import pytest
 
 from cli.command import LIMIT_S, Folder
 from keywise.app import SAME_WISH_S
+from keywise.cli.commands.run import _print_totals
+from keywise.core import events
+from keywise.core.change import Outcome
+from keywise.observe.run_view import View
 from running import scaled
 from servers import machine
 
@@ -235,3 +239,14 @@ def test_a_second_signal_leaves_at_once_and_the_claim_stays(folder):
     assert "if that worker is dead, this one takes the change over when the lease expires, in " in said
     waiting.send_signal(signal.SIGTERM)
     waiting.communicate(timeout=scaled(LIMIT_S))
+
+
+def test_the_summary_counts_rows_of_removed_keys_once_there_are_some(capsys):
+    view = View(["pages", "mails"])
+    for removed in (0, 3):
+        view(events.Settled(pipeline="mails", outcome=Outcome.REMOVED, changes=removed))
+        _print_totals(view, False, 1.0)
+        header, _, mails = capsys.readouterr().out.splitlines()
+        assert ("removed" in header) is bool(removed)
+        numbers = ["0"] * 7 if not removed else ["0", "0", "0", "0", "3", "0", "0", "0"]
+        assert mails.split() == ["mails", *numbers]

@@ -187,3 +187,10 @@ def test_an_outage_is_told_since_when_and_what_followed():
     assert "the ledger is down since 1970-01-01 00:00:00 UTC, write-anyway: refused" in text
     assert "3 keys had been written without the ledger" in text and "there is no refetch" in text
     assert line(view.look()[0]).endswith("down since 1970-01-01 00:00:00 UTC, write-anyway")
+
+
+def test_what_hardly_any_pipeline_has_is_shown_once_it_happens():
+    view = View(["p"], clock=lambda: 100.0)
+    assert "removed" not in "".join(drawn(view.look(), 80))
+    view(events.Settled(pipeline="p", outcome=Outcome.REMOVED, changes=2))
+    assert "  changes  applied 0  stale 0  duplicate 0  superseded 0  removed 2  dead 0" in drawn(view.look(), 80)

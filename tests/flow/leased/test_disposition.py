@@ -39,6 +39,7 @@ def test_every_reason_of_a_refusal_has_one_reaction(reason):
     kinds = {
         RefusalReason.STALE: Skip,
         RefusalReason.DUPLICATE: Skip,
+        RefusalReason.REMOVED: Skip,
         RefusalReason.MIXED: Reject,
         RefusalReason.FORGOTTEN: Reject,
         RefusalReason.PROBATION: OnProbation,
@@ -54,6 +55,7 @@ def test_a_skipped_change_ends_as_the_ledger_says_up_to_the_mark():
     rng = random.Random(1)
     assert on_refusal(Refusal(RefusalReason.STALE, mark=MARK), rng) == Skip(Outcome.STALE, MARK)
     assert on_refusal(Refusal(RefusalReason.DUPLICATE, mark=MARK), rng) == Skip(Outcome.DUPLICATE, MARK)
+    assert on_refusal(Refusal(RefusalReason.REMOVED, mark=MARK), rng) == Skip(Outcome.REMOVED, MARK)
 
 
 @pytest.mark.parametrize(

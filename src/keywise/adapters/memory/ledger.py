@@ -1,6 +1,6 @@
 """The ledger in memory: the rules applied to a dictionary, and what every other ledger is held to."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -126,14 +126,11 @@ class MemoryLedger:
         return self.working_set.controls
 
     async def pause(self, pause: Pause) -> None:
-        async with self.database.exclusive():
-            self._set_controls(self.working_set.controls.with_pause(pause))
+        await self._change(lambda controls: controls.with_pause(pause))
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
-        async with self.database.exclusive():
-            before = self.working_set.controls
-            self._set_controls(before.without(keys, is_pattern))
-            return self.working_set.controls != before
+        before, after = await self._change(lambda controls: controls.without(keys, is_pattern))
+        return after != before
 
     async def reset(self, claim: Claim) -> int | None:
         async with self.database.exclusive():
@@ -149,9 +146,15 @@ class MemoryLedger:
             return raised.era
 
     async def fix_scale(self, scale: str) -> str:
-        async with self.database.exclusive():
-            self._set_controls(self.working_set.controls.with_scale(scale))
-            return self.working_set.controls.scale
+        _, after = await self._change(lambda controls: controls.with_scale(scale))
+        return after.scale
+
+    async def replace_controls(self, before: Controls, after: Controls) -> bool:
+        found, _ = await self._change(lambda controls: after if controls == before else controls)
+        return found == before
+
+    async def highest_generation(self) -> int:
+        return max([0, *(entry.mark[2] for entry in self._entries().values() if entry.mark is not None)])
 
     async def keys(self, after: str, limit: int) -> list[str]:
         return sorted(key for key, entry in self._entries().items() if key > after and rules.is_known(entry))[:limit]
@@ -189,6 +192,14 @@ class MemoryLedger:
     def _entries(self) -> dict[str, Entry]:
         """Return the entries as an operator sees them: without what an open transaction has set."""
         return self.database.committed(self._scope.entries)
+
+    async def _change(self, change: Callable[[Controls], Controls]) -> tuple[Controls, Controls]:
+        """Change the controls in one atomic step; return them before and after."""
+        async with self.database.exclusive():
+            before = self.working_set.controls
+            after = change(before)
+            self._set_controls(after)
+            return before, after
 
     def _set_controls(self, controls: Controls) -> None:
         self.database.set(self._scope.controls, "", controls)

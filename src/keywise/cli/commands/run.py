@@ -18,6 +18,7 @@ from keywise.cli.app_loader import APP_VARIABLE, JsonOption, choose_pipelines, l
 from keywise.cli.live.show import live_view
 from keywise.cli.output import count, duration, plain, print_error, print_json, print_table, refuse, screen
 from keywise.core import events
+from keywise.core.change import Outcome
 from keywise.core.errors import KeywiseError, UnavailableError
 from keywise.core.source import Backlog, backlog_of
 from keywise.flow.pipeline import OpenPipeline
@@ -270,6 +271,9 @@ def _print_totals(view: View, json: bool, seconds: float) -> None:
         print_json({"pipelines": by_pipeline, "seconds": round(seconds, 3)})
         return
     counts = {name: one["outcomes"] | {"failed attempts": one["failed_attempts"]} for name, one in by_pipeline.items()}
+    if not any(numbers[Outcome.REMOVED] for numbers in counts.values()):
+        for numbers in counts.values():
+            del numbers[Outcome.REMOVED]  # Only a reindex has such changes.
     columns = tuple(next(iter(counts.values())))
     if screen().width >= WIDE:
         rows = [(name, *numbers.values()) for name, numbers in counts.items()]

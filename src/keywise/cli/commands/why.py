@@ -63,6 +63,7 @@ REASONS = {
     "stale": "something newer was committed already",
     "duplicate": "this version was committed already",
     "superseded": "something newer was committed while it waited",
+    "kept removed": "a reindex has read this version, at which the key is deleted",
     "claim lost": "another worker may have the key since",
     "taken over": "from a worker whose lease has expired",
 }

@@ -8,7 +8,7 @@ from rich.text import Text
 from keywise.cli.output import count, duration, plain, size, stamp
 from keywise.core import events
 from keywise.observe.log import described
-from keywise.observe.run_view import WINDOW_S, Notice, ObjectProgress, PipelineView
+from keywise.observe.run_view import RARE, WINDOW_S, Notice, ObjectProgress, PipelineView
 
 SLOW_SHOWN = 3
 OBJECTS_SHOWN = 5
@@ -105,7 +105,7 @@ def _rates(view: PipelineView) -> list[str]:
 
 
 def _outcomes(view: PipelineView) -> list[Text]:
-    shown = [(outcome, number) for outcome, number in view.outcomes.items() if number or outcome != "ignored"]
+    shown = [(outcome, number) for outcome, number in view.outcomes.items() if number or outcome not in RARE]
     if view.failed_attempts:
         shown.append(("failed attempts", view.failed_attempts))
     return [Text(f"{name} {number:,}", BAD_STYLES.get(name, "") if number else "dim") for name, number in shown]

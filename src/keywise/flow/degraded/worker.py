@@ -142,7 +142,7 @@ class DegradedWorker:
         return [ready[start : start + size] for start in range(0, len(ready), size)]
 
     def _let_through(self, tickets: Sequence[Ticket]) -> list[Ticket]:
-        """Return the changes that may be written now, and hold those that are withheld, paused or rate-limited."""
+        """Return the changes that may be written now, and hold the others: withheld, paused, rate-limited, or rows."""
         now, withheld, ready = self._pipeline.clock(), self._journal.withheld, list[Ticket]()
         for ticket in tickets:
             key = ticket.change.key
@@ -155,6 +155,9 @@ class DegradedWorker:
                 wait_s = PAUSE_LOOK_S
             if wait_s > 0:
                 self._lanes.hold(ticket, now + wait_s, blocks_newer=True)
+            elif ticket.change.is_row:
+                # Only the ledger knows whether an operator has removed the key. A newer change need not wait for that.
+                self._lanes.hold(ticket, now + WITHHELD_LOOK_S)
             else:
                 ready.append(ticket)
         return ready

@@ -20,7 +20,7 @@ from keywise.core.sink import SinkResult
 
 
 class Skip(msgspec.Struct, frozen=True):
-    """Ack the change: it, or a newer one, is committed."""
+    """Ack the change: it, or a newer one, is committed, or an operator has removed its key."""
 
     outcome: Outcome
     mark: Order
@@ -51,8 +51,8 @@ OnRefusal: TypeAlias = Skip | Reject | OnProbation | Wait
 
 def on_refusal(refusal: Refusal, rng: random.Random) -> OnRefusal:
     match refusal.reason:
-        case RefusalReason.STALE | RefusalReason.DUPLICATE:
-            assert refusal.mark is not None, "only a mark makes a change stale"
+        case RefusalReason.STALE | RefusalReason.DUPLICATE | RefusalReason.REMOVED:
+            assert refusal.mark is not None, "only a mark ends a change that was not tried"
             return Skip(Outcome(refusal.reason.value), refusal.mark)
         case RefusalReason.MIXED | RefusalReason.FORGOTTEN:
             return Reject(cause_of_refusal(refusal))

@@ -222,6 +222,25 @@ async def a_deletion_of_an_unknown_key_leaves_a_tombstone(bench: LedgerBench) ->
     same("deletion after a newer put", (await bench.entry()).deleted, False)
 
 
+@CLAIM_PROMISES.add(PLAIN)
+async def a_row_does_not_restore_what_is_deleted_at_its_version(bench: LedgerBench) -> None:
+    """A row of a reindex is refused as removed if its key is deleted at its version, even while the key is held."""
+    await bench.committed(5)
+    await bench.ledger.commit([Commit(granted(await bench.ask_for(ChangeHeader("a", (0, 5, 1), deleted=True))))])
+    for generation in (2, 3, 2**31 - 1):
+        row = ChangeHeader("a", (0, 5, generation), is_row=True)
+        refused(await bench.ask_for(row), RefusalReason.REMOVED, wait_s=0.0, mark=(0, 5, 1))
+    refused(await bench.ask_for(ChangeHeader("a", (0, 5, 1), is_row=True)), RefusalReason.DUPLICATE)
+    refused(await bench.ask_for(ChangeHeader("a", (0, 4, 9), is_row=True)), RefusalReason.STALE)
+    for header in (ChangeHeader("a", (0, 5, 2)), ChangeHeader("a", (0, 6, 2), is_row=True)):
+        await bench.ledger.release([granted(await bench.ask_for(header))])
+    await bench.committed(5, key="b")
+    granted(await bench.ask_for(ChangeHeader("b", (0, 5, 2), is_row=True)))
+    held = await bench.take(6)
+    refused(await bench.ask_for(ChangeHeader("a", (0, 5, 2), is_row=True), "w2"), RefusalReason.REMOVED)
+    same("refused commits", await bench.ledger.commit([Commit(held)]), [])
+
+
 @CLAIM_PROMISES.add(SAFE)
 async def changes_without_a_version_are_applied_once(bench: LedgerBench) -> None:
     """A change without a version is applied once per key, and cannot be mixed with versioned changes."""

@@ -3,8 +3,10 @@
 import asyncio
 from typing import Any
 
+from msgspec.structs import replace
+
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.controls import EVERYTHING, Controls, Pause
+from keywise.core.controls import EVERYTHING, Controls, Pause, ReindexRun
 from keywise.core.entry import Certainty, Claim, Commit, LeaseTerms, LedgerPolicy, Level, Refusal, RefusalReason
 from keywise.core.history import HistoryRecord
 from keywise.core.ledger import Failure
@@ -242,6 +244,90 @@ async def the_first_scale_of_versions_stays(bench: LedgerBench) -> None:
     same("the era", await control_store.raise_era(), 1)
     same("the scale after all that", await other.fix_scale("event-time"), found[0])
     same("the controls", await other.controls(), Controls(1, scale=found[0]))
+
+
+@CONTROL_STORE_PROMISES.add(SAFE)
+async def controls_are_replaced_only_as_the_caller_knows_them(bench: LedgerBench) -> None:
+    """The controls are replaced if they are as the caller says; otherwise nothing changes, and the answer is False."""
+    control_store, other = bench.ledger.control_store, bench.another.control_store
+    plain, started = Controls(), Controls(resync_at=2.5, scale="event-time", run=ReindexRun(3, by="ann", why="🦉"))
+    same("whether unknown controls were replaced", await control_store.replace_controls(started, plain), False)
+    same("whether they were replaced", await control_store.replace_controls(plain, started), True)
+    same("the controls", await other.controls(), started)
+    same("whether older ones were replaced", await other.replace_controls(plain, started), False)
+    same("whether equal ones were replaced", await other.replace_controls(started, started), True)
+    await other.pause(Pause("b", at=1.0))
+    same("whether they were replaced beside a pause", await control_store.replace_controls(started, plain), False)
+    paused = await control_store.controls()
+    same("the controls with a pause", paused, started.with_pause(Pause("b", at=1.0)))
+    same("whether all of them were replaced", await control_store.replace_controls(paused, plain), True)
+    same("the controls", await other.controls(), plain)
+
+
+@CONTROL_STORE_PROMISES.add(SAFE)
+async def one_of_several_replacements_at_once_is_made(bench: LedgerBench) -> None:
+    """Of several replacements of the same controls at once, exactly one is made."""
+    stores = [bench.ledger.control_store, bench.another.control_store] * 4
+    before = Controls()
+    for turn in range(3):
+        runs = [Controls(run=ReindexRun(10 * turn + number + 1)) for number in range(len(stores))]
+        done = await asyncio.gather(
+            *(store.replace_controls(before, after) for store, after in zip(stores, runs, strict=True))
+        )
+        same("how many replacements were made", sum(done), 1)
+        before = await bench.ledger.control_store.controls()
+        same("the controls", before, runs[done.index(True)])
+
+
+@CONTROL_STORE_PROMISES.add(SAFE)
+async def claims_follow_replaced_controls_at_once(bench: LedgerBench) -> None:
+    """A reindex in the controls decides no claim; a pause or an era that comes with it does, from that moment on."""
+    control_store = bench.another.control_store
+    await bench.committed(5)
+    run = Controls(run=ReindexRun(1, by="ann"))
+    same("whether the reindex was set", await control_store.replace_controls(Controls(), run), True)
+    same("the order of a claim", (await bench.take(1, key="b")).order, order_of(1))
+    refused(await bench.ask(5), RefusalReason.DUPLICATE, mark=order_of(5))
+    same("a refusal", await in_transaction(bench, ChangeHeader("a", order_of(6))), None)
+    paused = run.with_pause(Pause("[ac]", is_pattern=True))
+    same("whether the pause was set", await control_store.replace_controls(run, paused), True)
+    refused(await bench.ask(7), RefusalReason.PAUSED)
+    answer = await in_transaction(bench, ChangeHeader("a", order_of(7)))
+    same("the reason in a transaction", answer and answer.reason, RefusalReason.PAUSED)
+    raised = replace(run, era=2)
+    same("whether the era was raised", await control_store.replace_controls(paused, raised), True)
+    same("the order of a claim in the new era", (await bench.take(1, key="c")).order, (2, 1, 0))
+
+
+@CONTROL_STORE_PROMISES.add(SAFE)
+async def the_highest_generation_is_that_of_any_mark(bench: LedgerBench) -> None:
+    """The highest generation is that of the marks now, whatever is going on with their keys; a claim has none yet."""
+    control_store = bench.another.control_store
+    same("the highest generation of a new pipeline", await control_store.highest_generation(), 0)
+    await bench.committed(None, key="unversioned")
+    await bench.committed(5)
+    same("the highest generation without a reindex", await control_store.highest_generation(), 0)
+    await _commit(bench, ChangeHeader("a", (0, 5, 3)))
+    await _commit(bench, ChangeHeader("b", (0, 1, 7), deleted=True))
+    granted(await bench.ask_for(ChangeHeader("c", (0, 1, 9))))
+    same("the highest generation", await control_store.highest_generation(), 7)
+    held = granted(await bench.ask_for(ChangeHeader("b", (0, 2, 0))))
+    same("the highest generation while its key is held", await control_store.highest_generation(), 7)
+    await bench.ledger.commit([Commit(held)])
+    same("the highest generation after a newer version", await control_store.highest_generation(), 3)
+
+
+@CONTROL_STORE_PROMISES.add(PLAIN)
+async def the_highest_generation_follows_a_suspect_key(bench: LedgerBench) -> None:
+    """The highest generation is also read from the marks of suspect keys, whose entries are not idle."""
+    for order in ((0, 1, 4), (0, 2, 2)):
+        await _commit(bench, ChangeHeader("a", order))
+        await bench.ledger.mark_suspect([ChangeHeader("a", (0, 1, 0))])
+        same("the highest generation", await bench.another.control_store.highest_generation(), order[2])
+
+
+async def _commit(bench: LedgerBench, header: ChangeHeader) -> None:
+    same("refused commits", await bench.ledger.commit([Commit(granted(await bench.ask_for(header)))]), [])
 
 
 @CONTROL_STORE_PROMISES.add(LIMITED)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from keywise.core.change import ChangeHeader, above, order_of
-from keywise.core.controls import EVERYTHING, Controls, Pause
+from keywise.core.controls import EVERYTHING, Controls, Pause, ReindexRun
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import NOTE_MAX_BYTES, Advance, Certainty, Commit, Entry, Level, Position, RefusalReason
 from keywise.core.ledger import Failure
@@ -201,9 +201,10 @@ async def many_keys_are_listed_each_once(bench: LedgerBench) -> None:
 
 @TRANSFER_PROMISES.add(SAFE)
 async def the_controls_are_replaced_as_a_whole(bench: LedgerBench) -> None:
-    """Copied pauses, a copied era and a copied scale of versions apply at once, on all connections."""
+    """Copied pauses, a copied era, a copied scale of versions and a reindex apply at once, on all connections."""
     await bench.ledger.control_store.pause(Pause("b"))
-    controls = Controls(3, (Pause(EVERYTHING, True, 1.5, "ann", "moving"), Pause("a", at=2.0)), scale="s3-sequencer")
+    pauses = (Pause(EVERYTHING, True, 1.5, "ann", "moving"), Pause("a", at=2.0))
+    controls = Controls(3, pauses, scale="s3-sequencer", run=ReindexRun(2, started_at=1.5))
     await transfer_of(bench).set_controls(controls)
     same("the controls", await bench.another.control_store.controls(), controls)
     refused(await bench.ask(1, "w2", key="c"), RefusalReason.PAUSED)

@@ -167,7 +167,9 @@ class RandomHistory:
     def _header(self, key: str, *, exclusion: float = 0.0) -> ChangeHeader:
         order = None if self._rng.random() < exclusion else self._order()
         age_s = self._rng.choice((0.0, STEP_S, RETENTION_S - STEP_S / 2, RETENTION_S + STEP_S / 2))
-        return ChangeHeader(key, order, order is not None and self._rng.random() < 0.3, self._twins.now - age_s)
+        deleted = order is not None and self._rng.random() < 0.3
+        is_row = order is not None and order[2] > 0 and self._rng.random() < 0.5
+        return ChangeHeader(key, order, deleted, self._twins.now - age_s, is_row)
 
     def _some_keys(self) -> list[str]:
         return self._rng.sample(self._keys, self._rng.randint(1, 3))
@@ -343,6 +345,8 @@ class RandomHistory:
     async def _counts(self) -> None:
         seen, twin = await self._ask("counts", lambda ledger, _: ledger.counts())
         agree("the counts", seen, twin)
+        seen, twin = await self._ask("generation", lambda ledger, _: ledger.control_store.highest_generation())
+        agree("the highest generation", seen, twin)
         quiet_s = self._rng.choice((0.0, STEP_S / 2, STEP_S * 2.5))
         seen, twin = await self._ask("suspects", lambda ledger, _: ledger.suspects(10_000, quiet_s))
         agree("the suspects", sorted(seen), sorted(twin))

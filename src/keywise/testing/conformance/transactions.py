@@ -146,6 +146,24 @@ async def a_transaction_refuses_what_a_claim_would(bench: LedgerBench) -> None:
     same("the reason for the mark itself", equal and equal.reason, RefusalReason.DUPLICATE)
 
 
+@TRANSACTION_PROMISES.add(SAFE)
+async def a_row_in_a_transaction_does_not_restore_what_is_deleted(bench: LedgerBench) -> None:
+    """A transaction refuses a row of a reindex as removed if its key is deleted at its version, as a claim does."""
+    await bench.committed(5, deleted=True)
+    await bench.committed(5, key="b")
+    rows = [ChangeHeader(key, (0, 5, 1), is_row=True) for key in ("a", "b", "c")]
+    removed = Refusal(RefusalReason.REMOVED, mark=order_of(5))
+    async with bench.ledger.transaction() as transaction:
+        same("the refusals", await transaction.decide(rows), {"a": removed})
+    await bench.take(1, key="c")
+    async with bench.ledger.transaction() as transaction:
+        refusals = await transaction.decide(rows)
+    same("the keys that are refused beside a held one", sorted(refusals), ["a", "c"])
+    same("the refusal beside a held key", refusals["a"], removed)
+    same("the refusal of a forced write", await decided(bench, ChangeHeader("a", (0, 5, 1))), None)
+    same("the refusal of a newer row", await decided(bench, ChangeHeader("a", (0, 6, 1), is_row=True)), None)
+
+
 @TRANSACTION_PROMISES.add(FORGETTING)
 async def a_transaction_sets_late_changes_of_unknown_keys_aside(bench: LedgerBench) -> None:
     """A change older than the retention is refused as forgotten if its key is unknown, even in an idle ledger."""

@@ -203,7 +203,8 @@ class PostgresLedger:
         await self._change(lambda controls: controls.with_pause(pause))
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
-        return await self._change(lambda controls: controls.without(keys, is_pattern))
+        before, after = await self._change(lambda controls: controls.without(keys, is_pattern))
+        return after != before
 
     async def reset(self, claim: Claim) -> int | None:
         async with self.scope.working_set([claim.key]) as working_set:
@@ -221,8 +222,16 @@ class PostgresLedger:
         return raised.era
 
     async def fix_scale(self, scale: str) -> str:
-        await self._change(lambda controls: controls.with_scale(scale))
-        return (await self.controls()).scale
+        _, after = await self._change(lambda controls: controls.with_scale(scale))
+        return after.scale
+
+    async def replace_controls(self, before: Controls, after: Controls) -> bool:
+        found, _ = await self._change(lambda controls: after if controls == before else controls)
+        return found == before
+
+    async def highest_generation(self) -> int:
+        [[highest]] = await self._read_slowly(_SQL["highest_generation"], self.scope.number)
+        return int(highest)
 
     async def keys(self, after: str, limit: int) -> list[str]:
         rows = await self._read_slowly(_SQL["keys"], self.scope.number, encoded(after), limit)
@@ -295,13 +304,13 @@ class PostgresLedger:
         """Read what may take long in a large ledger; no claim waits for it."""
         return await self.database.read(statement, *arguments, limit_s=SLOW_S)
 
-    async def _change(self, change: Callable[[Controls], Controls]) -> bool:
-        """Set the controls anew, while nobody decides about a key; return whether they differ from before."""
+    async def _change(self, change: Callable[[Controls], Controls]) -> tuple[Controls, Controls]:
+        """Change the controls while no transaction decides about a key; return them before and after."""
         async with self.scope.transaction(exclusive=True) as connection:
             before = controls_of(await connection.fetchval(_SQL["lock_controls"], self.scope.number))
             after = change(before)
             await connection.execute(STORE_CONTROLS, self.scope.number, text_of(after))
-        return after != before
+        return before, after
 
 
 def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:

@@ -52,6 +52,9 @@ select
         (select max((entry::json ->> 'era')::int) from keywise_active where scope = $1)
     );
 
+-- name: highest_generation
+select coalesce(max(generation), 0) from keywise_marks where scope = $1 and generation > 0;
+
 -- name: keys
 select key from keywise_marks
 where scope = $1 and key > $2 and (version is not null or active)

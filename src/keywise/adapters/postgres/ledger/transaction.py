@@ -92,7 +92,7 @@ class PostgresTransaction:
         retention_s = self._policy.retention_s
         oldest = self._now - retention_s if retention_s is not None else -math.inf
         headers = [header for header in headers if not ledger_steps.is_plainly_newer(header, marks[header.key], oldest)]
-        return ledger_steps.refusals(working_set, headers, lambda key: Entry(marks[key]))
+        return ledger_steps.refusals(working_set, headers, lambda key: Entry(marks[key], bool(rows[key][3])))
 
     async def decide_and_mark(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         """Mark what is plainly newer in the step that locks it; only the others need a closer look."""

@@ -36,14 +36,18 @@ on conflict (scope, key) do update set
     era = excluded.era, version = excluded.version, generation = excluded.generation,
     deleted = excluded.deleted, updated_at = excluded.updated_at, active = excluded.active;
 
--- Locks every key, marks those that are idle at versions that are plainly newer, and returns the other keys. If controls
--- are set or a message is older than the retention, it locks and marks nothing, and returns every key.
+-- Locks every key, marks those that are idle at versions that are plainly newer, and returns the other keys. If an era
+-- or a pause is set or a message is older than the retention, it locks and marks nothing, and returns every key.
+-- Nothing else in the controls decides about a key.
 -- name: mark_newer
 with marked as (
     insert into keywise_marks as marks (scope, key, version, deleted, updated_at)
     select $1, decode(code, 'hex'), version, deleted, ceil(extract(epoch from clock_timestamp())::float8)
     from unnest(string_to_array($2, ','), $3::text::bigint[], $4::boolean[]) as one (code, version, deleted)
-    where (select controls from keywise_scopes where id = $1) = '{}'
+    where exists (
+            select from keywise_scopes
+            where id = $1 and (controls = '{}' or controls like '{"era":0,"pauses":[],%')
+        )
         and $5::float8 >= extract(epoch from clock_timestamp())::float8
     on conflict (scope, key) do update set
         version = excluded.version, generation = null, deleted = excluded.deleted, updated_at = excluded.updated_at
@@ -65,13 +69,13 @@ on conflict (scope, key) do update set
 -- controls is locked first. If an operator changes it meanwhile, it is compared again, and nothing is claimed.
 -- If an operator waits for the lock of the scope, nothing is claimed either: share locks that overlap without
 -- a gap would keep the operator waiting for ever.
--- The controls of an object pipeline hold the scale of its versions, which concerns no claim.
+-- Of the controls, only an era and pauses decide claims.
 -- The claimed version is stored in `updated_at` until the commit: `returning` shows only what is stored.
 -- The entry is put together as text, what is common to all in one step: to build it as JSON takes a quarter of the claim.
 -- name: claim_newer
 with controls as materialized (
     select from keywise_scopes
-    where id = $1 and (controls = '{}' or controls like '{"era":0,"pauses":[],"resync_at":0.0,"scale":%')
+    where id = $1 and (controls = '{}' or controls like '{"era":0,"pauses":[],%')
         and pg_try_advisory_xact_lock_shared($8, $1)
     for share
 ), clock as materialized (

@@ -47,6 +47,7 @@ T = TypeVar("T")
 
 PRUNE_AT_ONCE = 4_096
 """Nobody has to wait for longer than such a stretch takes."""
+READ_AT_ONCE = 2_000
 LETTERS_AT_ONCE = 100
 HELD, DONE = b"held", b"done"
 DELETE_AT_ONCE = 4_096
@@ -240,6 +241,18 @@ class RedisLedger:
     async def fix_scale(self, scale: str) -> str:
         _, after = await self._change(lambda controls, _: controls.with_scale(scale))
         return after.scale
+
+    async def replace_controls(self, before: Controls, after: Controls) -> bool:
+        found, _ = await self._change(lambda controls, _: after if controls == before else controls)
+        return found == before
+
+    async def highest_generation(self) -> int:
+        highest, codes = 0, [b""]
+        going_on = [code async for code, _ in active_entries(self._scope)]
+        while codes := await codes_after(self._scope, codes[-1], READ_AT_ONCE, going_on):
+            entries = (await self._entries.read(map(decoded, codes))).entries.values()
+            highest = max([highest, *(entry.mark[2] for entry in entries if entry is not None and entry.mark)])
+        return highest
 
     async def keys(self, after: str, limit: int) -> list[str]:
         """In the order of their buckets, which never changes."""

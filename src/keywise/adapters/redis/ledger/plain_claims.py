@@ -17,7 +17,7 @@ from keywise.adapters.redis.ledger.scope import RedisScope
 from keywise.adapters.redis.ledger.scripts import CLAIM_PLAIN, COMMIT_PLAIN
 from keywise.adapters.redis.ledger.working_set import TOKEN_NONCE_BITS
 from keywise.core.change import ChangeHeader
-from keywise.core.controls import PLAIN, Controls
+from keywise.core.controls import Controls
 from keywise.core.entry import Claim, LeaseTerms, LedgerPolicy
 from keywise.core.errors import UnavailableError
 from keywise.core.key_encoding import encoded
@@ -25,7 +25,7 @@ from keywise.core.key_encoding import encoded
 AT_ONCE = 1_000
 """Lua passes at most 8,000 values to one call; a claim is two of them."""
 CONTROLS = b"controls"
-"""The answer of a script that leaves all keys to the rules, because the controls are not at their default."""
+"""The answer of a script that leaves all keys to the rules, because an era or a pause is set."""
 
 _One = TypeVar("_One", ChangeHeader, Claim)
 
@@ -37,11 +37,11 @@ class RedisPlainClaims:
         self._scope = scope
         self._policy = policy
         self.is_worth_trying = policy.rate is None
-        """False if keys have a rate, or if the controls differed from their default when they were last seen."""
+        """False if keys have a rate, or if an era or a pause was set when the controls were last seen."""
 
     def saw(self, controls: Controls) -> None:
-        """Note the controls: while an era, a pause or a resync is set, the rules decide every claim."""
-        self.is_worth_trying = self._policy.rate is None and controls == PLAIN
+        """Note the controls: while an era or a pause is set, the rules decide every claim."""
+        self.is_worth_trying = self._policy.rate is None and controls.is_plain
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> list[Claim]:
         """Claim keys that are idle, at plain changes that are newer; return the claims. The headers name a key once."""

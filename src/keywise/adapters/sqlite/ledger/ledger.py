@@ -148,7 +148,8 @@ class SqliteLedger:
         await self._change(lambda controls: controls.with_pause(pause))
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
-        return await self._change(lambda controls: controls.without(keys, is_pattern))
+        before, after = await self._change(lambda controls: controls.without(keys, is_pattern))
+        return after != before
 
     async def reset(self, claim: Claim) -> int | None:
         return await self.scope.run([claim.key], lambda working_set: ledger_steps.reset(working_set, claim))
@@ -165,8 +166,16 @@ class SqliteLedger:
         return await self.scope.run([], step)
 
     async def fix_scale(self, scale: str) -> str:
-        await self._change(lambda controls: controls.with_scale(scale))
-        return (await self.controls()).scale
+        _, after = await self._change(lambda controls: controls.with_scale(scale))
+        return after.scale
+
+    async def replace_controls(self, before: Controls, after: Controls) -> bool:
+        found, _ = await self._change(lambda controls: after if controls == before else controls)
+        return found == before
+
+    async def highest_generation(self) -> int:
+        [[highest]] = self.database.read(_SQL["highest_generation"], (self.scope.number,))
+        return int(highest)  # type: ignore[call-overload, no-any-return]
 
     async def keys(self, after: str, limit: int) -> list[str]:
         scope = self.scope.number
@@ -197,13 +206,13 @@ class SqliteLedger:
         scope, oldest = self.scope.number, self.database.now() - age_s
         return await self.database.execute(_SQL["trim_history"], (scope, oldest, scope, records_max))
 
-    async def _change(self, change: Callable[[Controls], Controls]) -> bool:
-        """Set the controls anew; return whether they differ from before."""
+    async def _change(self, change: Callable[[Controls], Controls]) -> tuple[Controls, Controls]:
+        """Change the controls in one atomic step; return them before and after."""
 
-        def step(working_set: SqliteWorkingSet) -> bool:
+        def step(working_set: SqliteWorkingSet) -> tuple[Controls, Controls]:
             after = change(working_set.controls)
             working_set.set_controls(after)
-            return after != working_set.controls
+            return working_set.controls, after
 
         return await self.scope.run([], step)
 

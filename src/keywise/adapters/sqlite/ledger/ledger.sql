@@ -23,6 +23,9 @@ order by buried_at desc, id desc limit ?;
 -- name: delete_dead_letter
 delete from keywise_letters where scope = ? and id = ?;
 
+-- name: highest_generation
+select coalesce(max(generation), 0) from keywise_marks where scope = ? and generation > 0;
+
 -- name: keys
 select key from keywise_marks where scope = ? and key > ?
 union select key from keywise_active where scope = ? and key > ? order by key limit ?;

@@ -8,7 +8,11 @@ local versions = ARGV[12]
 local start = math.max(tonumber(redis.call('HGET', P .. 'meta', 'token') or 0) + 1,
     tonumber(time[1]) * 1000000 + tonumber(time[2]))
 local first = string.format('%.0f', start)
-if (redis.call('GET', P .. 'controls') or '{}') ~= '{}' then return {meta[2], '0', first, 'controls'} end
+-- Of the controls, only an era and pauses decide claims.
+local controls = redis.call('GET', P .. 'controls') or '{}'
+if controls ~= '{}' and string.find(controls, '{"era":0,"pauses":[],', 1, true) ~= 1 then
+  return {meta[2], '0', first, 'controls'}
+end
 local takes_new = ARGV[8] == '' or tonumber(ARGV[9]) >= seconds - tonumber(ARGV[8])
 local lease_until = seconds + tonumber(ARGV[6])
 local held_until = string.format('%.17g', lease_until)
