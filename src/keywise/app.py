@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from typing import Any, Self, TypeVar, Unpack, cast
 
 from keywise import adapters
+from keywise.adapters.function.origin import FunctionOrigin, UserOrigin
 from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink, signature_of
 from keywise.core import events
 from keywise.core.admin import ControlStore
@@ -22,6 +23,7 @@ from keywise.core.errors import DatabaseError, SettingsError, UnavailableError
 from keywise.core.events import Observer
 from keywise.core.ledger import Ledger, LosesWrites, PluggedLedger
 from keywise.core.limits import Debounce, Rate
+from keywise.core.origin import Origin
 from keywise.core.record import RECORDS
 from keywise.core.serial.contract import TurnPolicy, Turns
 from keywise.core.settings import Settings, seconds
@@ -33,8 +35,9 @@ from keywise.flow.degraded.journal_files import JournalDirectory
 from keywise.flow.degraded.lazy_ledger import LazyLedger
 from keywise.flow.handover import HandoverQueue
 from keywise.flow.intake import FieldRoute, Fields, FunctionRoute, Intake, MessageReader, Read
+from keywise.flow.lazy_origin import LazyOrigin
 from keywise.flow.pipeline import OpenPipeline, may_show_older
-from keywise.flow.refetch import in_thread
+from keywise.flow.refetch import from_origin, in_thread
 from keywise.flow.strategy import CommitStrategy, choose_strategy
 from keywise.ingest.announcement_reader import AnnouncementReader
 from keywise.ingest.announcement_source import AnnouncementSource
@@ -99,6 +102,7 @@ class PipelineDefinition:
         self._sink_url: str | None = None
         self._handler: Callable[..., Any] | None = None
         self._decode: Callable[[bytes], Any] | None = None
+        self._origin: str | UserOrigin | None = None
         self._refetch: Callable[[str], Any] | None = None
         self._lookup: Callable[[str], Any] | None = None
 
@@ -164,10 +168,29 @@ class PipelineDefinition:
         self._handler = handler
         return handler
 
+    def origin(self, url_or_object: str | UserOrigin) -> Self:
+        """Name the source of truth: the URL of a table, or an object with the methods `shards`, `scan` and `fetch`.
+
+        keywise repairs suspect keys with it, unless a function is decorated with `refetch`.
+        """
+        if self.objects is not None:
+            raise SettingsError(
+                f"pipeline {self.name!r} reads objects, and its source of truth is their store; leave .origin out, and "
+                f"read all objects again by keywise objects backfill {self.name}"
+            )
+        if self._origin is not None:
+            raise SettingsError(f"pipeline {self.name!r} has an origin already; name one")
+        if isinstance(url_or_object, str):
+            self._app._address(url_or_object, self.name)
+        else:
+            FunctionOrigin(url_or_object)  # It refuses an object without the methods.
+        self._origin = url_or_object
+        return self
+
     def refetch(self, function: Handler) -> Handler:
         """Decorate a function that reads the current body of a key from the source of truth.
 
-        It returns None if the key is gone. keywise repairs suspect keys with it.
+        It returns None if the key is gone. keywise repairs suspect keys with it, even if there is an origin.
         """
         if self.records is not None:
             return self.records.refetch(function)
@@ -481,6 +504,7 @@ class App:
             part = lazy.part if journal_store is not None else _itself
             definition.connecting_to = redacted(definition._sink_url or self.ledger_url)
             await stack.enter_async_context(sink)
+            origin = await self._open_origin(definition, stack, at_start=work)
             loses = ledger if isinstance(ledger, LosesWrites) else None
             objects = await self._open_objects(definition, stack)
             sources = await self._open_sources(definition, ledger.control_store, objects, stack, unreached)
@@ -497,7 +521,8 @@ class App:
                 owner=owner,
                 observers=self.observers,
                 reporters=[HistoryRecorder(owner, keeps=definition.settings.history, ledger=loses)] if work else [],
-                refetch=in_thread(definition._refetch) if definition._refetch is not None else None,
+                origin=origin,
+                refetch=_refetch_of(definition, origin),
                 lookup=definition._lookup,
                 objects=objects,
                 connect_heartbeat=self._connect_heartbeat(name, policy) if work else None,
@@ -506,6 +531,19 @@ class App:
                 debounce=definition.debounce,
                 rate=definition.rate,
             )
+
+    async def _open_origin(
+        self, definition: PipelineDefinition, stack: AsyncExitStack, *, at_start: bool
+    ) -> Origin | None:
+        """Open the origin of a pipeline, if it can be reached; only repairs and reindexes wait for it."""
+        if definition._origin is None:
+            return None
+        if isinstance(definition._origin, str):
+            definition.connecting_to = redacted(definition._origin)
+            origin = adapters.connect_origin(self._address(definition._origin, definition.name))
+        else:
+            origin = FunctionOrigin(definition._origin)
+        return await stack.enter_async_context(LazyOrigin(origin, at_start=at_start))
 
     async def _open_objects(self, definition: PipelineDefinition, stack: AsyncExitStack) -> OpenObjects | None:
         """Open the store of an object pipeline."""
@@ -558,7 +596,7 @@ class App:
         sink = self._sink(definition)
         settings = definition.settings
         policy = LedgerPolicy(
-            may_show_older(sink),
+            may_show_older(sink, has_origin=definition._origin is not None),
             settings.redelivery_s,
             settings.retention_s,
             definition.rate,
@@ -682,6 +720,13 @@ def _route(
         raise SettingsError(f"pipeline {name!r} needs either key= (and version=) or read=")
     check_types(key, version, deleted)
     return FunctionRoute(read) if read is not None else FieldRoute(Fields(key or "", version, deleted or {}))
+
+
+def _refetch_of(definition: PipelineDefinition, origin: Origin | None) -> Callable[[str], Any] | None:
+    """Return the function that reads the current body of a key: the user's own, or that of the origin."""
+    if definition._refetch is not None:
+        return in_thread(definition._refetch)
+    return from_origin(origin) if origin is not None else None
 
 
 def _itself(role: T) -> T:

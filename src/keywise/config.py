@@ -27,7 +27,7 @@ TABLES = {
 }
 """Words whose value is a table: what becomes of it, and what to write."""
 FUNCTIONS = ("read", "apply", "refetch", "lookup")
-WORDS = {"sources", "sink", *PIPELINE_WORDS, *FUNCTIONS, *PipelineOptions.__annotations__}
+WORDS = {"sources", "sink", "origin", *PIPELINE_WORDS, *FUNCTIONS, *PipelineOptions.__annotations__}
 OBJECT_WORDS = {"store", *WORDS, *ObjectOptions.__annotations__}
 
 
@@ -59,7 +59,7 @@ def _define(app: App, name: str, table: Mapping[str, Any], folder: Path, *, has_
     made = {word: _made(word, table[word]) for word in TABLES if word in table}
     if "format" in table:
         made["format"] = _name_or_function("format", table["format"], folder)
-    own = {"sources", "sink", "store", *FUNCTIONS, *TABLES, *made}
+    own = {"sources", "sink", "origin", "store", *FUNCTIONS, *TABLES, *made}
     rest = {word: value for word, value in table.items() if word not in own}
     if not has_objects:
         pipeline = app.pipeline(name, read=functions.get("read"), **made, **rest)
@@ -72,6 +72,8 @@ def _define(app: App, name: str, table: Mapping[str, Any], folder: Path, *, has_
         pipeline.source(url, **options)
     if "sink" in table:
         pipeline.sink(_url("sink", table["sink"]))
+    if "origin" in table:
+        pipeline.origin(_url_or_object("origin", table["origin"], folder))
     for decorate in (pipeline.apply, pipeline.refetch, pipeline.lookup):
         if decorate.__name__ in functions:
             decorate(functions[decorate.__name__])
@@ -145,24 +147,37 @@ def _url(word: str, url: Any) -> str:
     return EnvFilledUrl(filled, url, values) if values else filled
 
 
+def _url_or_object(word: str, value: Any, folder: Path) -> Any:
+    """A URL, or an object of the user's, named as `module:object`."""
+    if isinstance(value, str) and ":" in value and "://" not in value:
+        return _found(word, value, folder, "object")
+    return _url(word, value)
+
+
 def _function(word: str, target: Any, folder: Path) -> Callable[..., Any]:
     """Import a function, also from a module that lies beside the file."""
+    function = _found(word, target, folder, "function")
+    if not callable(function):
+        raise SettingsError(f"{word}: {target} is no function but {type(function).__name__}; name a function")
+    return function  # type: ignore[no-any-return]
+
+
+def _found(word: str, target: Any, folder: Path, kind: str) -> Any:
+    """Import what `module:name` names; `kind` is what the user is asked for."""
     module, _, name = target.partition(":") if isinstance(target, str) else ("", "", "")
     if not module or not name:
-        raise SettingsError(f'{word}: {target!r} names no function; write {word} = "module:function"')
+        raise SettingsError(f'{word}: {target!r} names no {kind}; write {word} = "module:{kind}"')
     if str(folder) not in sys.path:
         # As if Python had been started with a file of that folder, which may import its neighbours later, too.
         sys.path.insert(0, str(folder))
     with _at(word):
-        found = _imported(module, folder)
-        function = getattr(found, name, None)
-        if function is None:
-            near = difflib.get_close_matches(name, vars(found), 1)
+        imported = _imported(module, folder)
+        found = getattr(imported, name, None)
+        if found is None:
+            near = difflib.get_close_matches(name, vars(imported), 1)
             hint = f"did you mean {module}:{near[0]}?" if near else "define it there"
-            raise SettingsError(f"{module} has no function {name!r}; {hint}")
-        if not callable(function):
-            raise SettingsError(f"{target} is no function but {type(function).__name__}; name a function")
-    return function  # type: ignore[no-any-return]
+            raise SettingsError(f"{module} has no {kind} {name!r}; {hint}")
+    return found
 
 
 def _imported(module: str, folder: Path) -> Any:

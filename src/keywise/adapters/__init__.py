@@ -11,6 +11,7 @@ from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import AddressError, MissingExtraError, SettingsError
 from keywise.core.ledger import PluggedLedger
 from keywise.core.object_store import ObjectStore
+from keywise.core.origin import Origin
 from keywise.core.serial.contract import TurnPolicy, Turns
 from keywise.core.sink import AtomicSink, Sink
 from keywise.core.source import Source
@@ -46,6 +47,11 @@ ADAPTERS = {
     "record_sinks": {
         "sqlite": "keywise.adapters.sqlite.record_table",
         **dict.fromkeys(POSTGRES, "keywise.adapters.postgres.record_table"),
+    },
+    "origins": {
+        "memory": "keywise.adapters.memory.origin",
+        "sqlite": "keywise.adapters.sqlite.origin",
+        **dict.fromkeys(POSTGRES, "keywise.adapters.postgres.origin"),
     },
     "turns": {
         "memory": "keywise.adapters.memory.serial",
@@ -88,6 +94,12 @@ def connect_record_sink(address: Address) -> Sink | AtomicSink:
     with _discreet(address):
         sink: Sink | AtomicSink = _finder(role, address, address.scheme)(address)
         return sink
+
+
+def connect_origin(address: Address) -> Origin:
+    with _discreet(address):
+        origin: Origin = _finder("origins", address, address.scheme)(address)
+        return origin
 
 
 def connect_turns(address: Address, owner: str, policy: TurnPolicy, *, backend: str = "") -> Turns:

@@ -109,6 +109,31 @@ class UserRecordTable(msgspec.Struct, frozen=True):
         )
 
 
+class OriginTable(msgspec.Struct, frozen=True):
+    """A table of the user's that is only read: a unique key column, and the row or one column as the body."""
+
+    name: str
+    key: str = "key"
+    body: str = ""
+    """The column that holds the body of a message; empty: the whole row is the body."""
+
+    @classmethod
+    def of_options(cls, options: dict[str, str], pipeline: str) -> "OriginTable":
+        """The table that a URL names, by default after the pipeline."""
+        return cls(options.pop("table", pipeline), **options)
+
+    def check(self, parts: Sequence[str], reserved: str) -> None:
+        """Refuse names that a user must not choose; `parts` are those of the table's name."""
+        for name in (*parts, self.key, *([self.body] if self.body else [])):
+            check_name(name, reserved)
+
+    def misfit(self, why: str) -> SettingsError:
+        return SettingsError(
+            f"table {self.name} cannot be an origin: {why}; it needs a key column that a unique index covers alone, "
+            "name it with ?key=, or another table with ?table="
+        )
+
+
 def _listed(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 

@@ -18,6 +18,7 @@ from keywise.core.errors import UnavailableError
 from keywise.core.history import HistoryStore, Reporter
 from keywise.core.ledger import Ledger, MarkingLedger
 from keywise.core.limits import Debounce, Rate
+from keywise.core.origin import Origin
 from keywise.core.settings import Settings
 from keywise.core.sink import AtomicSink, Grade, Sink, is_atomic
 from keywise.core.source import Source
@@ -71,6 +72,8 @@ class OpenPipeline:
     observers: Sequence[events.Observer] = ()
     reporters: Sequence[Reporter] = ()
     """Observers that also store what they have seen; maintenance flushes them."""
+    origin: Origin | None = None
+    """The source of truth, row by row; None if the pipeline names none."""
     refetch: Callable[[str], Any] | None = None
     """Reads the current body of a key from the source of truth; it returns None if the key is gone."""
     lookup: Callable[[str], Any] | None = None
@@ -108,7 +111,7 @@ class OpenPipeline:
     @property
     def has_suspects(self) -> bool:
         """Whether keys can become suspect: the sink accepts an older write after a newer one."""
-        return may_show_older(self.sink)
+        return may_show_older(self.sink, has_origin=self.origin is not None)
 
     @property
     def is_without_ledger(self) -> bool:
@@ -215,6 +218,10 @@ class OpenPipeline:
         self.emit(events.LedgerBack(pipeline=self.name, since=self.wall() - seconds, seconds=seconds))
 
 
-def may_show_older(sink: Sink | AtomicSink) -> bool:
-    """Whether the sink accepts an older write after a newer one: then claims need intents, and keys can be suspect."""
-    return not is_atomic(sink) and (sink.grade is Grade.PLAIN or sink.forgets_deletions)
+def may_show_older(sink: Sink | AtomicSink, *, has_origin: bool) -> bool:
+    """Whether the sink may accept an older write after a newer one: then claims need intents, and keys can be suspect.
+
+    A reindex writes a key again at the version that it has, and a conditional sink accepts an equal version: a stopped
+    worker of an earlier run could overwrite what a later run has written.
+    """
+    return not is_atomic(sink) and (sink.grade is Grade.PLAIN or sink.forgets_deletions or has_origin)

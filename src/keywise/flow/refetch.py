@@ -1,4 +1,4 @@
-"""Reading the source of truth: the result of the user's `refetch` function as a change."""
+"""Reading the source of truth: what the origin or the user's `refetch` function returns, as a change."""
 
 import asyncio
 import contextvars
@@ -11,6 +11,7 @@ from typing import Any
 from keywise.core.bodies import encoded
 from keywise.core.change import Change
 from keywise.core.errors import KeywiseError, SettingsError
+from keywise.core.origin import Origin
 from keywise.flow.pipeline import OpenPipeline
 
 THREADS = 2
@@ -41,10 +42,20 @@ def needs_refetch(pipeline: OpenPipeline) -> Any:
         )
     if pipeline.refetch is None:
         raise SettingsError(
-            f"pipeline {pipeline.name!r} cannot read the source of truth; write a function that takes a key and "
-            "returns its current body, or None if the key is gone, and decorate it with .refetch"
+            f"pipeline {pipeline.name!r} cannot read the source of truth; name its table with .origin(URL), or write a "
+            "function that takes a key and returns its current body, or None if the key is gone, and decorate it with "
+            ".refetch"
         )
     return pipeline.refetch
+
+
+def from_origin(origin: Origin) -> Callable[[str], Any]:
+    """Return a `refetch` function that reads the row of a key."""
+
+    async def refetch(key: str) -> bytes | None:
+        return (await origin.fetch([key])).get(key)
+
+    return refetch
 
 
 def in_thread(refetch: Callable[[str], Any]) -> Callable[[str], Any]:

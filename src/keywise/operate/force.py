@@ -25,7 +25,7 @@ from keywise.core.failures import cause_of_error
 from keywise.core.ledger import Failure
 from keywise.core.rules import era_of, in_era
 from keywise.core.sink import AtomicSink, Sink, SinkResult, is_atomic
-from keywise.flow.pipeline import OpenPipeline, may_show_older
+from keywise.flow.pipeline import OpenPipeline
 from keywise.flow.refetch import needs_refetch, refetched
 from keywise.flow.transactional import write_all
 from keywise.operate.waiting import AdminClaimer
@@ -203,7 +203,7 @@ class ForceWriter:
 
     def _consequence(self) -> str:
         """Describe what a write of unknown outcome means for the key."""
-        if may_show_older(self._pipeline.sink):
+        if self._pipeline.has_suspects:
             return "the key then counts as suspect, unless a newer change settles it: keywise repair repairs it"
         return "the sink itself refuses versions that are older than the one it holds"
 

@@ -1,6 +1,6 @@
 """What tables of the user's in Postgres have in common: how they are created, their columns, and what they refuse."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +31,12 @@ async def created_columns(connection: Any, table: str, creation: str) -> Mapping
     await connection.execute(f"select pg_advisory_xact_lock({LOCKS}, 0)")
     if await connection.fetchval("select to_regclass($1) is null", table):
         await connection.execute(creation)
-    return {name: Column(kind, folds) for name, kind, folds in await connection.fetch(_COLUMNS, table)}
+    return columns_of(await connection.fetch(COLUMNS, table))
+
+
+def columns_of(rows: Sequence[Any]) -> Mapping[str, Column]:
+    """The columns of a table by name, from the rows that `COLUMNS` returns."""
+    return {name: Column(kind, folds) for name, kind, folds in rows}
 
 
 @contextmanager
@@ -54,7 +59,7 @@ _REFUSALS = (
     RecursionError,
 )
 """What may pass has become an error of ours before."""
-_COLUMNS = (
+COLUMNS = (
     "select attname, format_type(atttypid, atttypmod), "
     "not coalesce(collisdeterministic, true) or format_type(atttypid, null) like '%citext' "
     "from pg_attribute left join pg_collation on pg_collation.oid = attcollation "

@@ -271,14 +271,17 @@ class PostgresDatabase:
             await self._refuse_mixed_sessions()
             connection = await self._connect(self._url)
             try:
-                await install(connection, self.name)
-                self.reset_search_path = await connection.fetchval(_RESET_SEARCH_PATH)
+                await self._prepare(connection)
             finally:
                 await connection.close()
             self._writers = await self._pool(WRITERS_MAX)
             self._readers = await self._pool(READERS_MAX)
             self._steppers = await self._pool(STEPPERS_MAX)
             self._handlers = await self._pool(HANDLERS_MAX, command_timeout=None)
+
+    async def _prepare(self, connection: Any) -> None:
+        await install(connection, self.name)
+        self.reset_search_path = await connection.fetchval(_RESET_SEARCH_PATH)
 
     async def _refuse_mixed_sessions(self) -> None:
         """A pooler may hand one session to several clients by turns; what is prepared in it, or heard, goes astray."""

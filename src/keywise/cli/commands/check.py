@@ -1,4 +1,4 @@
-"""`keywise check`: tests a source, a ledger, a sink or a backend of serial functions against its contract."""
+"""`keywise check`: tests a source, a ledger, a sink, an origin or a backend of serial functions against its contract."""
 
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,7 @@ from keywise.cli.output import fail, plain, print_line, print_result, progress
 if TYPE_CHECKING:
     from keywise.testing.conformance import Checked, Conformance, Playground
 
-app = typer.Typer(help="Check a source, ledger, sink or serial backend.", no_args_is_help=True)
+app = typer.Typer(help="Check a source, ledger, sink, origin or serial backend.", no_args_is_help=True)
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="As in an app, without the name of a queue or table.")]
 
@@ -62,6 +62,21 @@ def sink(url: Url, json: JsonOption = False) -> None:
 
 
 @app.command()
+def origin(url: Url, json: JsonOption = False) -> None:
+    """Check a source of truth: shards cover each row once, cursors resume, and rows are read as they are now.
+
+    It creates its own tables, and removes them afterwards.
+
+    Exits with status 1 if a promise is broken.
+
+    \b
+    Example:
+      keywise check origin sqlite:///shop.db
+    """
+    _check("origins", url, json)
+
+
+@app.command()
 def turns(url: Url, json: JsonOption = False) -> None:
     """Check a backend of serial functions: one call per key at a time, in order, and each id once.
 
@@ -100,6 +115,7 @@ async def _checked(playground: "Playground", role: str, json: bool) -> "Conforma
         "sources": ("source", playground.source, conformance.source_promises),
         "ledgers": ("ledger", playground.ledger, conformance.promises_of_ledger),
         "sinks": ("sink", playground.sink, conformance.sink_promises),
+        "origins": ("origin", playground.origin, conformance.origin_promises),
         "turns": ("turns", playground.turns, conformance.promises_of_turns),
     }
     called, bench, of_role = checks[role]

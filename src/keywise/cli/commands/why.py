@@ -276,7 +276,7 @@ def _about_suspicion(report: KeyReport, *, is_object: bool) -> Iterator[tuple[st
         return
     yield "suspect", f"{count(suspicion.count, 'time')}, the last {moment(suspicion.since, report.now)}"
     if suspicion.repair_at is None:
-        yield "repair", "not possible: this pipeline has no refetch function; add one with @pipeline.refetch"
+        yield "repair", "not possible: this pipeline needs an origin, or a function decorated with @pipeline.refetch"
     else:
         how = "announced again by a worker" if is_object else "by refetch"
         yield "repair", f"{how}, not before {moment(suspicion.repair_at, report.now)}"

@@ -1,4 +1,4 @@
-"""Conformance suites: check your source, ledger or sink against the promises that the built-in adapters keep.
+"""Conformance suites: check your source, ledger, sink or origin against the promises that the built-in adapters keep.
 
 Write a function that makes a fresh fixture for each promise, and run the suite in a test:
 
@@ -24,6 +24,14 @@ from keywise.testing.conformance.controls import (
     HISTORY_PROMISES,
 )
 from keywise.testing.conformance.dumps import TRANSFER_PROMISES
+from keywise.testing.conformance.origins import (
+    CONSISTENT_PROMISES,
+    ORIGIN_PROMISES,
+    KeyKind,
+    MakeOrigin,
+    OriginBench,
+    RowWriter,
+)
 from keywise.testing.conformance.positions import POSITION_PROMISES, POSITION_TRANSACTION_PROMISES
 from keywise.testing.conformance.promise import BrokenPromiseError, Promise, UncheckedError
 from keywise.testing.conformance.random_histories import RANDOM_HISTORY_PROMISES
@@ -57,24 +65,30 @@ __all__ = [
     "BrokenPromiseError",
     "Checked",
     "Conformance",
+    "KeyKind",
     "LedgerBench",
     "MakeLedger",
+    "MakeOrigin",
     "MakeSink",
     "MakeSource",
     "MakeTurns",
     "NotConformingError",
+    "OriginBench",
     "Playground",
     "Promise",
+    "RowWriter",
     "SinkBench",
     "SourceBench",
     "TurnsBench",
     "UncheckedError",
     "Verdict",
     "check_ledger",
+    "check_origin",
     "check_sink",
     "check_source",
     "check_turns",
     "ledger_promises",
+    "origin_promises",
     "promises_of_ledger",
     "promises_of_turns",
     "sink_promises",
@@ -109,6 +123,16 @@ async def check_sink(connect: MakeSink | str, *, on_checked: Callable[[Checked],
         async with _played("sinks", connect) as playground:
             return await check_sink(playground.sink, on_checked=on_checked)
     return await hold("sink", await sink_promises(connect), connect, on_checked)
+
+
+async def check_origin(
+    connect: MakeOrigin | str, *, on_checked: Callable[[Checked], None] | None = None
+) -> Conformance:
+    """Check all promises of an origin; raise `BrokenPromiseError` at the end if one is broken."""
+    if isinstance(connect, str):
+        async with _played("origins", connect) as playground:
+            return await check_origin(playground.origin, on_checked=on_checked)
+    return await hold("origin", await origin_promises(connect), connect, on_checked)
 
 
 async def check_turns(connect: MakeTurns | str, *, on_checked: Callable[[Checked], None] | None = None) -> Conformance:
@@ -173,6 +197,13 @@ def ledger_promises(*, transactions: bool = True) -> list[Promise[LedgerBench]]:
         *TRANSFER_PROMISES,
         *RANDOM_HISTORY_PROMISES,
     ]
+
+
+async def origin_promises(make: MakeOrigin) -> list[Promise[OriginBench]]:
+    """Return the promises of this origin; one that reads consistently has more."""
+    async with make(KeyKind.TEXT) as bench:
+        is_consistent = bench.origin.is_consistent
+    return [*ORIGIN_PROMISES, *(CONSISTENT_PROMISES if is_consistent else ())]
 
 
 async def sink_promises(make: MakeSink) -> list[Promise[SinkBench]]:

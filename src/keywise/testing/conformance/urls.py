@@ -15,20 +15,28 @@ from keywise.core.errors import SettingsError
 from keywise.core.serial.contract import TurnPolicy
 from keywise.core.sink import ReadableSink, is_atomic
 from keywise.core.url import Address, redacted
-from keywise.testing.conformance.benches import SharingBench, bench_of
+from keywise.testing.conformance.benches import RowBench, SharingBench, bench_of
 from keywise.testing.conformance.claims import LedgerBench
+from keywise.testing.conformance.origins import KeyKind, OriginBench
 from keywise.testing.conformance.serial.ordering import TurnsBench
 from keywise.testing.conformance.sinks import SinkBench
 from keywise.testing.conformance.sources import SourceBench
 
-THINGS = {"sources": "queue", "ledgers": "scope", "sinks": "table", "turns": "serial function"}
-CHECKS = {"sources": "check_source", "ledgers": "check_ledger", "sinks": "check_sink", "turns": "check_turns"}
+THINGS = {
+    "sources": "queue",
+    "ledgers": "scope",
+    "sinks": "table",
+    "origins": "table",
+    "turns": "serial function",
+}
+CHECKS = {role: f"check_{role.removesuffix('s')}" for role in THINGS} | {"turns": "check_turns"}
 ARGUMENTS: dict[str, tuple[Any, ...]] = {"ledgers": (LedgerPolicy(),), "turns": ("w1", TurnPolicy())}
 """What an adapter is made with besides its address."""
 CONNECT: dict[str, Callable[..., Any]] = {
     "sources": adapters.connect_source,
     "ledgers": adapters.connect_ledger,
     "sinks": adapters.connect_sink,
+    "origins": adapters.connect_origin,
     "turns": adapters.connect_turns,
 }
 OWN_NAMES = ("queue", "table", "index", "topic", "stream", "collection", "exchange")
@@ -51,6 +59,11 @@ class Playground:
         self._connect(role, self.prefix, {}, *ARGUMENTS.get(role, ()))
         self._bench = bench_of(Address(url, "", {}).scheme)
         self._shares = isinstance(self._bench, SharingBench) and self._bench.shares
+        if role == "origins" and not isinstance(self._bench, RowBench):
+            raise SettingsError(
+                f"the check cannot write rows for the origin {redacted(url)}; call keywise.testing.check_origin with a "
+                "fixture of your own"
+            )
 
     def __str__(self) -> str:
         """What the check writes, and where; shown before it starts."""
@@ -96,6 +109,16 @@ class Playground:
             if ledger.database is not sink.database:
                 raise SettingsError(f"no ledger shares the database of the atomic sink {redacted(self.url)}")
             yield SinkBench(sink=recorded, content=recorded.content, transaction=ledger.transaction)
+
+    @asynccontextmanager
+    async def origin(self, keys: KeyKind) -> AsyncIterator[OriginBench]:
+        name, shared = self._name(), dict[tuple[Any, ...], Any]()
+        assert isinstance(self._bench, RowBench), "checked above"
+        async with AsyncExitStack() as stack:
+            rows = await stack.enter_async_context(self._bench.rows(Address(self.url, name, shared), keys))
+            origin = self._connect("origins", name, shared)
+            another = self._connect("origins", name, shared if self._shares else {})
+            yield OriginBench(origin=origin, another=another, rows=rows)
 
     @asynccontextmanager
     async def turns(self, policy: TurnPolicy) -> AsyncIterator[TurnsBench]:

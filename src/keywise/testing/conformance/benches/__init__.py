@@ -6,10 +6,12 @@ A package outside keywise registers the bench of its scheme as an entry point of
 
 import importlib.metadata
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from keywise.core.change import Delivery
 from keywise.core.url import Address
+from keywise.testing.conformance.origins import KeyKind, RowWriter
 from keywise.testing.conformance.promise import UncheckedError
 
 GROUP = "keywise.benches"
@@ -58,6 +60,17 @@ class SharingBench(Protocol):
     """A bench whose adapters share a process, because another process would not see their messages."""
 
     shares: bool
+
+
+@runtime_checkable
+class RowBench(Protocol):
+    """A bench that can write the rows of an origin, which its adapter only reads."""
+
+    def rows(self, address: Address, keys: KeyKind) -> AbstractAsyncContextManager[RowWriter]:
+        """Create an empty table for an address, and remove it in the end.
+
+        Raises `UncheckedError` if the store has no such keys.
+        """
 
 
 class DefaultBench:

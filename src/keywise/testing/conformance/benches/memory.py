@@ -1,10 +1,14 @@
 """The bench of the memory adapters, whose database accepts any clock."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
+from keywise.adapters.memory.database import MemoryDatabase
 from keywise.core.clock import Clock
 from keywise.core.url import Address
+from keywise.testing.conformance.origins import KeyKind, RowWriter, body_of
+from keywise.testing.conformance.promise import UncheckedError
 
 
 class MemoryBench:
@@ -23,6 +27,26 @@ class MemoryBench:
 
     async def remove(self, adapter: Any, name: str) -> None:
         pass
+
+    @asynccontextmanager
+    async def rows(self, address: Address, keys: KeyKind) -> AsyncIterator[RowWriter]:
+        if keys is not KeyKind.TEXT:
+            raise UncheckedError("the keys of a mapping are texts, and each is there once")
+        yield MappedRows(address.shared(MemoryDatabase).table(f"{address.name} rows"))
+
+
+class MappedRows:
+    """Writes rows to a mapping."""
+
+    def __init__(self, rows: dict[str, bytes]) -> None:
+        self.rows = rows
+
+    async def put(self, texts: Mapping[str, str]) -> None:
+        self.rows.update({key: body_of(key, text) for key, text in texts.items()})
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.rows.pop(key, None)
 
 
 class _MovedClock:

@@ -2,15 +2,16 @@
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import asyncpg
 
 from keywise.adapters.postgres.database import LOST, PostgresDatabase, closed_after_error, database_url, postgres_errors
-from keywise.core.url import Address
+from keywise.core.url import Address, redacted
+from keywise.testing.conformance.origins import KeyKind, RowWriter
 from keywise.testing.conformance.promise import UncheckedError
 
 TABLES = {
@@ -42,6 +43,54 @@ class PostgresBench:
 
     async def remove(self, adapter: Any, name: str) -> None:
         await remove_name(adapter.database, name)
+
+    @asynccontextmanager
+    async def rows(self, address: Address, keys: KeyKind) -> AsyncIterator[RowWriter]:
+        url = database_url(address, dict(address._options))
+        with postgres_errors(redacted(url), at_start=True):
+            connection = await asyncpg.connect(url)
+        try:
+            yield await created_rows(connection, address.name, KEY_COLUMNS[keys])
+        finally:
+            await connection.execute(f"drop table if exists {_quoted(address.name)}")
+            await connection.close()
+
+
+KEY_COLUMNS = {
+    KeyKind.TEXT: "text primary key",
+    KeyKind.INTEGER: "bigint primary key",
+    KeyKind.NOT_UNIQUE: "text",
+}
+
+
+class PostgresRows:
+    """Writes the rows of a table, each call in a transaction of its own."""
+
+    def __init__(self, connection: Any, table: str, kind: str) -> None:
+        self._connection = connection
+        self._table = table
+        self._kind = kind
+
+    async def put(self, texts: Mapping[str, str]) -> None:
+        statement = (
+            f"insert into {self._table} select k::{self._kind}, t from unnest($1::text[], $2::text[]) as row (k, t) "  # noqa: S608
+            "on conflict (key) do update set text = excluded.text"
+        )
+        await self._connection.execute(statement, list(texts), list(texts.values()))
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        statement = f"delete from {self._table} where key = any($1::text[]::{self._kind}[])"  # noqa: S608
+        await self._connection.execute(statement, list(keys))
+
+
+async def created_rows(connection: Any, name: str, key: str) -> PostgresRows:
+    """Create a table; `key` is the declaration of its key column, which begins with a type of one word."""
+    await connection.execute(f"create table {_quoted(name)} (key {key}, text text)")
+    return PostgresRows(connection, _quoted(name), key.partition(" ")[0])
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 class PostgresBenchDatabase(PostgresDatabase):
@@ -109,7 +158,6 @@ class PostgresBenchDatabase(PostgresDatabase):
 
 async def remove_name(database: PostgresDatabase, name: str) -> None:
     """Remove everything that is stored under one name: a queue, a scope, a serial function and a table."""
-    quoted = name.replace('"', '""')
     async with database.transaction() as connection:
         with postgres_errors(database.name):
             for kind, tables in TABLES.items():
@@ -117,7 +165,7 @@ async def remove_name(database: PostgresDatabase, name: str) -> None:
                     which = f"{kind} in (select id from keywise_{kind}s where name = $1)"  # noqa: S608 - our own tables
                     await connection.execute(f"delete from {table} where {which}", name)  # noqa: S608
                 await connection.execute(f"delete from keywise_{kind}s where name = $1", name)  # noqa: S608
-            await connection.execute(f'drop table if exists "{quoted}"')
+            await connection.execute(f"drop table if exists {_quoted(name)}")
 
 
 _CLOCK = """

@@ -1,12 +1,14 @@
 """The bench of the SQLite adapters: it moves the clock of a file, and removes names."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.source import QUEUE_BITS
 from keywise.core.url import Address
+from keywise.testing.conformance.origins import KeyKind, RowWriter
 from keywise.testing.conformance.promise import UncheckedError
 
 
@@ -25,6 +27,42 @@ class SqliteBench:
 
     async def remove(self, adapter: Any, name: str) -> None:
         await adapter.database.write(lambda connection: _remove(connection, name))
+
+    @asynccontextmanager
+    async def rows(self, address: Address, keys: KeyKind) -> AsyncIterator[RowWriter]:
+        table = SqliteRows(address.file(), address.name)
+        table.execute(f'create table "{table.name}" (key {KEY_COLUMNS[keys]}, text text)')
+        try:
+            yield table
+        finally:
+            table.execute(f'drop table "{table.name}"')
+
+
+KEY_COLUMNS = {
+    KeyKind.TEXT: "text primary key",
+    KeyKind.INTEGER: "integer primary key",
+    KeyKind.NOT_UNIQUE: "text",
+}
+
+
+class SqliteRows:
+    """Writes the rows of a table in a file, each call in a transaction of its own."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self.name = name.replace('"', '""')
+        self._path = path
+
+    async def put(self, texts: Mapping[str, str]) -> None:
+        self.execute(f'replace into "{self.name}" values (?, ?)', list(texts.items()))  # noqa: S608
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        self.execute(f'delete from "{self.name}" where key = ?', [(key,) for key in keys])  # noqa: S608
+
+    def execute(self, statement: str, rows: Sequence[tuple[str, ...]] = ((),)) -> None:
+        """Run a statement for each row of arguments."""
+        with closing(sqlite3.connect(self._path)) as connection, connection:
+            for row in rows:
+                connection.execute(statement, row)
 
 
 class SqliteBenchDatabase(SqliteDatabase):

@@ -1,0 +1,64 @@
+"""Ranges of keys as the shards of an origin that reads a table in the order of its key column."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from keywise.core.origin import CURSOR_MAX_BYTES, Page, Shard
+
+BOUND_MAX_BYTES = 320
+"""The longest key that bounds a shard: two of them fit into the note of a shard, even if all of it is escaped."""
+
+_BEGIN = "<"
+"""The cursor before the first row of a shard; a cursor behind a row is `=` and the key of the row."""
+
+
+class KeyRange(msgspec.Struct, frozen=True, array_like=True):
+    """The keys behind `low`, up to and including `high`, in the order of the key column. None: no bound."""
+
+    low: str | None = None
+    high: str | None = None
+
+
+ReadRows: TypeAlias = Callable[[KeyRange, int], Awaitable[Sequence[tuple[str, bytes]]]]
+"""Reads the first rows of a range, up to a limit: the key of each, and the row as the body of a message."""
+
+
+async def shards_by_keys(key_behind: Callable[[str | None, int], Awaitable[str | None]], size: int) -> list[Shard]:
+    """Divide a table into ranges of `size` rows.
+
+    `key_behind` returns the last of the next `size` keys behind a key, of those that may bound a shard; None if there
+    are fewer. So each step reads a part of the index, and a large table needs no long statement.
+    """
+    bounds: list[str | None] = [None]
+    while (key := await key_behind(bounds[-1], size)) is not None:
+        bounds.append(key)
+    # The last shard has no end: a key that is inserted later is in one of them.
+    ends = [*bounds[1:], None]
+    return [
+        Shard(f"{number:08}", msgspec.json.encode(KeyRange(low, high)).decode(), None if high is None else size)
+        for number, (low, high) in enumerate(zip(bounds, ends, strict=True))
+    ]
+
+
+async def read_page(read: ReadRows, shard: Shard, after: str, limit: int) -> Page:
+    """Read the rows of a shard behind a cursor.
+
+    The page has more than `limit` rows if the key of the last one is too long for a cursor.
+    """
+    within = msgspec.json.decode(shard.bounds, type=KeyRange)
+    low = within.low if after in ("", _BEGIN) else after.removeprefix("=")
+    found = list(await read(KeyRange(low, within.high), limit))
+    is_last = len(found) < limit
+    while not is_last and not _fits(found[-1][0]):
+        more = await read(KeyRange(found[-1][0], within.high), limit)
+        found += more
+        is_last = len(more) < limit
+    if found and _fits(found[-1][0]):
+        after = f"={found[-1][0]}"
+    return Page([row for _, row in found], after or _BEGIN, is_last)
+
+
+def _fits(key: str) -> bool:
+    return len(key.encode()) < CURSOR_MAX_BYTES
