@@ -57,6 +57,8 @@ from keywise.options import (
     settings_from,
     with_retry,
 )
+from keywise.reindex.shards import SHARDS
+from keywise.reindex.worker import ReindexWorker
 from keywise.serial.function import SerialFunction, SerialWorker, Wiring, define
 
 LANES = ("live", "bulk")
@@ -231,7 +233,7 @@ class App:
         self._senders: dict[tuple[str, str], Source] = {}
         self.owners: set[str] = set()
         """The owners of the claims of this app: one for each pipeline that is open."""
-        self._consumers: list[Consumer | SerialWorker] = []
+        self._consumers: list[Consumer | ReindexWorker | SerialWorker] = []
         self._is_stopping = False
         self._starting: set[asyncio.Task[None]] = set()
         """Tasks that connect pipelines, or wait until they can."""
@@ -387,7 +389,9 @@ class App:
                         away[name] = error
             if self._is_stopping:
                 return
-            self._consumers = [*map(Consumer, opened), *map(SerialWorker, () if names else self.serials.values())]
+            self._consumers = [*map(SerialWorker, () if names else self.serials.values())]
+            for pipeline in opened:
+                self._consumers += _consumers_of(pipeline)
             try:
                 async with asyncio.TaskGroup() as group:
                     for consumer in self._consumers:
@@ -457,9 +461,9 @@ class App:
                 pipeline = await self._wait_for_start(name, error, stack)
                 # From here on it is drained, and no longer cancelled.
                 self._starting.discard(task)
-                consumer = Consumer(pipeline)
-                self._consumers.append(consumer)
-                await consumer.run()
+                consumers = _consumers_of(pipeline)
+                self._consumers += consumers
+                await asyncio.gather(*(consumer.run() for consumer in consumers))
         finally:
             self._starting.discard(task)
 
@@ -522,6 +526,7 @@ class App:
                 observers=self.observers,
                 reporters=[HistoryRecorder(owner, keeps=definition.settings.history, ledger=loses)] if work else [],
                 origin=origin,
+                shard_ledger=await self._open_shards(definition, stack),
                 refetch=_refetch_of(definition, origin),
                 lookup=definition._lookup,
                 objects=objects,
@@ -544,6 +549,14 @@ class App:
         else:
             origin = FunctionOrigin(definition._origin)
         return await stack.enter_async_context(LazyOrigin(origin, at_start=at_start))
+
+    async def _open_shards(self, definition: PipelineDefinition, stack: AsyncExitStack) -> PluggedLedger | None:
+        """Open the ledger scope of the shards of a reindex; None for a pipeline without an origin."""
+        if definition._origin is None or definition.settings.on_ledger_down != "wait":
+            return None
+        address = self._address(self.ledger_url, f"{definition.name}{SHARDS}")
+        policy = LedgerPolicy(command_s=definition.settings.lease_s / 3)
+        return await stack.enter_async_context(adapters.connect_ledger(address, policy))
 
     async def _open_objects(self, definition: PipelineDefinition, stack: AsyncExitStack) -> OpenObjects | None:
         """Open the store of an object pipeline."""
@@ -727,6 +740,11 @@ def _refetch_of(definition: PipelineDefinition, origin: Origin | None) -> Callab
     if definition._refetch is not None:
         return in_thread(definition._refetch)
     return from_origin(origin) if origin is not None else None
+
+
+def _consumers_of(pipeline: OpenPipeline) -> list[Consumer | ReindexWorker]:
+    """Return what runs for a pipeline: its consumer, and the worker of its reindexes."""
+    return [Consumer(pipeline), *([ReindexWorker(pipeline)] if pipeline.shard_ledger is not None else [])]
 
 
 def _itself(role: T) -> T:

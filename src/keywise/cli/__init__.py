@@ -14,6 +14,7 @@ from keywise.cli.commands.objects import app as objects
 from keywise.cli.commands.pause import pause, resume
 from keywise.cli.commands.prune import prune
 from keywise.cli.commands.reconcile import reconcile
+from keywise.cli.commands.reindex import app as reindex
 from keywise.cli.commands.repair import repair
 from keywise.cli.commands.reset import reset
 from keywise.cli.commands.run import run
@@ -37,7 +38,8 @@ app = typer.Typer(
 )
 for command in (run, send, status, why, pause, resume, reset, force, remove, repair, reconcile, prune, simulate):
     app.command()(command)
-for name, group in {"dead": dead, "objects": objects, "ledger": ledger, "serial": serial, "check": check}.items():
+GROUPS = {"dead": dead, "objects": objects, "reindex": reindex, "ledger": ledger, "serial": serial, "check": check}
+for name, group in GROUPS.items():
     app.add_typer(group, name=name)
 
 

@@ -44,8 +44,8 @@ class ReindexRun(msgspec.Struct, frozen=True):
     is_paused: bool = False
     shards: int = 0
     """How many shards the run has; shards of earlier runs behind that number do not count."""
-    limit: int | None = None
-    """The most rows to read; None: all. A run that does not read all rows sweeps nothing."""
+    is_partial: bool = False
+    """The run reads only some rows, so it cannot know which keys are gone, and sweeps nothing."""
     also_removed: bool = False
     """Also write rows at a version that an operator has removed."""
     delete_max: int | None = None

@@ -124,6 +124,28 @@ class Advanced(Event, frozen=True, kw_only=True):
     size: int
 
 
+class ShardAdvanced(Event, frozen=True, kw_only=True):
+    """A page of a shard was written by a reindex, or its last rows were postponed."""
+
+    shard: str
+    generation: int
+    rows: int
+    """How many rows of the shard are read."""
+
+
+class SweepHeld(Event, frozen=True, kw_only=True):
+    """A reindex found more keys than it may delete that the origin does not have; it waits for the operator."""
+
+    generation: int
+    keys: int
+
+
+class ReindexEnded(Event, frozen=True, kw_only=True):
+    """A reindex is complete: every row was written at its generation, or is counted elsewhere."""
+
+    generation: int
+
+
 class Repaired(Event, frozen=True, kw_only=True):
     """A suspect key was written again from the source of truth."""
 

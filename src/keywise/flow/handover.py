@@ -9,6 +9,7 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Self
 
 from msgspec.structs import replace
@@ -117,3 +118,12 @@ class Handover:
     def check(self) -> None:
         if not self.waiting:
             self.ended.set()
+
+    async def settle(self, first_s: float, next_s: float) -> None:
+        """Wait until all have ended, or until none has ended for a while: `first_s` for the first, then `next_s`."""
+        seen = -1
+        while not self.ended.is_set() and seen != self.outcomes.total():
+            seen = self.outcomes.total()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(next_s if seen else first_s):
+                    await self.ended.wait()

@@ -16,7 +16,7 @@ from keywise.core.controls import PLAIN, Controls
 from keywise.core.database import FairWriteDatabase
 from keywise.core.errors import UnavailableError
 from keywise.core.history import HistoryStore, Reporter
-from keywise.core.ledger import Ledger, MarkingLedger
+from keywise.core.ledger import Ledger, MarkingLedger, PluggedLedger
 from keywise.core.limits import Debounce, Rate
 from keywise.core.origin import Origin
 from keywise.core.settings import Settings
@@ -76,6 +76,8 @@ class OpenPipeline:
     """The source of truth, row by row; None if the pipeline names none."""
     refetch: Callable[[str], Any] | None = None
     """Reads the current body of a key from the source of truth; it returns None if the key is gone."""
+    shard_ledger: PluggedLedger | None = None
+    """The ledger scope in which a reindex keeps its shards; set if there is an origin."""
     lookup: Callable[[str], Any] | None = None
     """Reads what a handler's store holds of a key, the body or some of its fields; None if the key is not there."""
     objects: ObjectWork | None = None

@@ -137,8 +137,9 @@ class SqliteOrigin:
         [kind] = declared_types(connection, name, key)
         if "INT" not in kind:
             if not any(word in kind for word in ("CHAR", "CLOB", "TEXT")):
-                raise self._user_table.misfit(f"its column {key} is declared as {kind or 'no type'}, and a key is text "
-                                              "or a whole number")
+                raise self._user_table.misfit(
+                    f"its column {key} is declared as {kind or 'no type'}, and a key is text or a whole number"
+                )
             if folds_texts(connection, name, key):
                 raise self._user_table.misfit(f"keys that differ can be equal in its column {key}")
         if not connection.execute(_UNIQUE, {"table": name, "key": key}).fetchall():

@@ -65,7 +65,21 @@ CONSISTENT_PROMISES: Promises[OriginBench] = Promises()
 
 KEYS = (
     *("a", "A", "b", "Ab", "aB", "é", "É", "e\u0301", "ß", "ss", "日本語", "🦉", "\uffff", "1", "10", "2", "-1", "007"),
-    *("'; drop table x; --", 'say "hi"', "line\nbreak", "tab\t", "%", "_", "\\", "{}", "null", "NULL", " ", "  a", "a "),
+    *(
+        "'; drop table x; --",
+        'say "hi"',
+        "line\nbreak",
+        "tab\t",
+        "%",
+        "_",
+        "\\",
+        "{}",
+        "null",
+        "NULL",
+        " ",
+        "  a",
+        "a ",
+    ),
     *("=", "<", "k" * 512, "é" * 256),
 )
 INTEGERS = (0, 1, -1, 2, 10, -10, 99, 100, -100, 2**31, -(2**31), 2**53 + 1, 2**63 - 1, -(2**63))

@@ -1,0 +1,82 @@
+"""The plan of a run: what an operator asks for, and the shards that follow from it."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from keywise.core.errors import AdminError, OriginError
+from keywise.core.origin import CURSOR_MAX_BYTES, Origin, Page, Shard
+from keywise.reindex.shards import ShardProgress
+
+SHARD_ROWS = 10_000
+"""About how many rows a shard has, if the operator does not say."""
+SHARDS_MAX = 100_000
+NAME_MAX_BYTES = 512
+
+
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator asks of a new run."""
+
+    generation: int | None = None
+    """Write at this generation; None: at the next one. The same number again is the same run."""
+    shard_rows: int = SHARD_ROWS
+    keys: Sequence[str] | None = None
+    """Read these keys only."""
+    limit: int | None = None
+    """Read so many rows at the most."""
+    also_removed: bool = False
+    delete_max: int | None = None
+    is_checked: bool = True
+    """Compare versions of the origin with those of the ledger before the first write."""
+
+    @property
+    def is_partial(self) -> bool:
+        return self.keys is not None or self.limit is not None
+
+    async def shards(self, origin: Origin) -> list[ShardProgress]:
+        """Divide what is to be read into shards, none of which is begun."""
+        if self.keys is not None:
+            keys = self.keys if self.limit is None else self.keys[: self.limit]
+            return [ShardProgress(Shard(f"keys {n}"), keys=some) for n, some in enumerate(_chunks(keys))]
+        shards = await origin.shards(max(self.shard_rows, self.limit or 0))
+        _check_shards(shards)
+        if self.limit is not None:
+            return [ShardProgress(shard, rows_max=self.limit) for shard in shards[:1]]
+        return [ShardProgress(shard) for shard in shards]
+
+
+def check_page(page: Page) -> None:
+    """Raise `OriginError` if a page breaks the contract of an origin."""
+    if not page.is_last and not page.after:
+        raise OriginError("the origin returned a page without a cursor that is not the last one of its shard")
+    if len(page.after.encode()) > CURSOR_MAX_BYTES:
+        raise OriginError(f"the cursor of the origin has more than {CURSOR_MAX_BYTES} bytes")
+
+
+def _chunks(keys: Sequence[str]) -> Iterator[list[str]]:
+    """Cut keys into lists that fit into the position of a shard."""
+    some: list[str] = []
+    size = 0
+    for key in dict.fromkeys(keys):
+        length = len(msgspec.json.encode(key)) + 1
+        if some and size + length > CURSOR_MAX_BYTES:
+            yield some
+            some, size = [], 0
+        some.append(key)
+        size += length
+    if some:
+        yield some
+
+
+def _check_shards(shards: Sequence[Shard]) -> None:
+    if len(shards) > SHARDS_MAX:
+        raise AdminError(f"the origin has {len(shards):,} shards, the limit is {SHARDS_MAX:,}; make them larger")
+    names = {shard.name for shard in shards}
+    if len(names) < len(shards):
+        raise OriginError("the origin names two shards alike; give each a name of its own")
+    for shard in shards:
+        if len(shard.bounds.encode()) > CURSOR_MAX_BYTES or len(shard.name.encode()) > NAME_MAX_BYTES:
+            raise OriginError(
+                f"shard {shard.name[:40]!r} has too much text: the limits are {NAME_MAX_BYTES} bytes for its name, and "
+                f"{CURSOR_MAX_BYTES} for its bounds"
+            )

@@ -1,0 +1,134 @@
+"""The report of a run: how far it has come, what became of the rows, and why it waits."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+
+from keywise.core.controls import ReindexRun
+from keywise.core.entry import Entry
+from keywise.flow.pipeline import OpenPipeline
+from keywise.reindex.shards import (
+    READ,
+    SWEEP,
+    ShardLedger,
+    ShardProgress,
+    SweepProgress,
+    is_read,
+    number_of,
+    order_at,
+    progress_of,
+)
+
+STALLED_S = 120.0
+"""A shard that has begun and has not moved for so long is stalled."""
+SHOWN_MAX = 10
+
+
+class ShardReport(msgspec.Struct, frozen=True):
+    """How far one shard has come."""
+
+    name: str
+    rows: int
+    """How many rows were read."""
+    owner: str = ""
+    """The worker that reads it now."""
+    quiet_s: float = 0.0
+    """For how long nothing has happened to it."""
+    attempts: int = 0
+    """How many attempts have failed since its last page."""
+
+
+class RunReport(msgspec.Struct, frozen=True):
+    """How far a run has come."""
+
+    run: ReindexRun
+    shards_read: int
+    shards_begun: int
+    """Shards of which some pages are read, and not all."""
+    counts: Mapping[str, int]
+    """How many rows were read, and how they ended."""
+    rows_expected: int | None
+    """About how many rows the run has to read; None if the origin does not say."""
+    seconds: float
+    """How long the run has taken so far."""
+    gone: int = 0
+    """How many keys the sweep wants to delete, if it needs the operator's consent."""
+    postponed: int = 0
+    """How many rows are left to the sweep."""
+    working: tuple[ShardReport, ...] = ()
+    stalled: tuple[ShardReport, ...] = ()
+
+    @property
+    def rows_read(self) -> int:
+        return self.counts.get(READ, 0)
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.rows_read / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """About how many seconds are left; None if that is not known."""
+        if self.rows_expected is None or not self.rows_read or not self.run.is_active:
+            return None
+        return max(0, self.rows_expected - self.rows_read) / self.rows_per_s
+
+    @property
+    def reconciles(self) -> bool:
+        """Whether every row that was read has ended somewhere."""
+        return self.rows_read == sum(count for name, count in self.counts.items() if name != READ)
+
+
+async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport | None:
+    """Report the last run of a pipeline; None if there was none."""
+    run = (await pipeline.control_store.controls()).run
+    if run is None:
+        return None
+    now, counts = await pipeline.admin.now(), Counter[str]()
+    expected: int | None = 0
+    read = begun = postponed = gone = 0
+    working: list[ShardReport] = []
+    async for key, entry in shards.entries():
+        number = number_of(key)
+        if key == SWEEP:
+            gone = _sweep_of(entry, run).gone
+        elif number is None:
+            postponed += entry.advanced == order_at(run.generation) and not is_read(entry, run.generation)
+        elif number < run.shards and (progress := progress_of(entry, run.generation)) is not None:
+            counts.update(progress.counts)
+            rows = len(progress.keys) if progress.keys else progress.shard.rows
+            expected = expected + rows if expected is not None and rows is not None else None
+            if is_read(entry, run.generation):
+                read += 1
+            elif progress.pages or entry.token:
+                begun += 1
+                working.append(_shard_report(progress, entry, now))
+    ended_at = run.ended_at or now
+    stalled = [one for one in working if one.quiet_s >= STALLED_S] if run.is_active and not run.is_paused else []
+    return RunReport(
+        run,
+        read,
+        begun,
+        dict(+counts),
+        expected,
+        max(0.0, ended_at - run.started_at),
+        gone,
+        postponed,
+        tuple(working[:SHOWN_MAX]),
+        tuple(stalled[:SHOWN_MAX]),
+    )
+
+
+def _sweep_of(entry: Entry, run: ReindexRun) -> SweepProgress:
+    if is_read(entry, run.generation) and entry.note:
+        return msgspec.json.decode(entry.note, type=SweepProgress)
+    if entry.position is not None and entry.advanced == order_at(run.generation):
+        return msgspec.json.decode(entry.position.note, type=SweepProgress)
+    return SweepProgress()
+
+
+def _shard_report(progress: ShardProgress, entry: Entry, now: float) -> ShardReport:
+    owner = entry.owner if entry.token and now < entry.lease_until else ""
+    quiet_s = max(0.0, now - entry.updated_at)
+    return ShardReport(progress.shard.name, progress.counts.get(READ, 0), owner, quiet_s, entry.attempts)

@@ -1,0 +1,64 @@
+"""Rows as deliveries and changes: each row is written at its own version, and at the generation of the run."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from keywise.core.change import Change, Delivery, Order, above, is_unversioned
+from keywise.core.controls import ReindexRun
+from keywise.flow.intake import Intake, Malformed, ReadBatch
+from keywise.flow.lanes import Ticket
+
+UNVERSIONED = "the row has no version; only versioned rows can be reindexed"
+
+
+class GoneKey(Delivery, frozen=True, gc=False):
+    """Stands for the row of a key that the origin does not have any more."""
+
+    key: str = ""
+    order: Order = (0, 0, 0)
+    """Just above the mark with which the key was found: a live change since then makes the deletion stale."""
+
+
+def row_deliveries(name: str, rows: Iterable[bytes], sent_at: float) -> list[Delivery]:
+    """Make a delivery of each row. `name` is unique among the pages that are handed over at the same time."""
+    return [Delivery(f"{name}/{number}", 0, row, sent_at) for number, row in enumerate(rows)]
+
+
+def gone_delivery(key: str, mark: Order, sent_at: float) -> GoneKey:
+    """Make the delivery that deletes a key whose row is gone."""
+    return GoneKey(f"gone/{key}", 0, b"", sent_at, key=key, order=above(mark))
+
+
+class RowReader:
+    """Reads rows as the pipeline reads its messages, and adds the generation of the run."""
+
+    def __init__(self, reader: Intake, run: ReindexRun) -> None:
+        self._reader = reader
+        self._run = run
+
+    def read(self, deliveries: Sequence[Delivery], source: int, now: float) -> ReadBatch:
+        """Make a ticket of each row. A row that upstream has marked as deleted is a deletion."""
+        gone = [one for one in deliveries if isinstance(one, GoneKey)]
+        rows = [one for one in deliveries if not isinstance(one, GoneKey)] if gone else deliveries
+        read_batch = self._reader.read(rows, source, now)
+        unversioned = [ticket for ticket in read_batch.tickets if is_unversioned(ticket.change.order)]
+        if unversioned:
+            read_batch.malformed += [Malformed(ticket.delivery, UNVERSIONED) for ticket in unversioned]
+            read_batch.tickets = [one for one in read_batch.tickets if not is_unversioned(one.change.order)]
+        for ticket in read_batch.tickets:
+            self._raise(ticket.change)
+        read_batch.tickets += [Ticket(_deletion(one), one, source, now) for one in gone]
+        return read_batch
+
+    def read_one(self, body: bytes, delivery: Delivery | None = None) -> Change[Any]:
+        """Read one row as the pipeline reads a message: a repair does not belong to the run."""
+        return self._reader.read_one(body, delivery)
+
+    def _raise(self, change: Change[Any]) -> None:
+        era, version, _ = change.order
+        change.order = (era, version, self._run.generation)
+        change.is_row = not self._run.also_removed
+
+
+def _deletion(delivery: GoneKey) -> Change[Any]:
+    return Change(delivery.key, delivery.order, deleted=True, sent_at=delivery.sent_at)

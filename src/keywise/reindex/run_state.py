@@ -1,0 +1,32 @@
+"""Moves a run from one state to the next. Workers and operators may try at the same time, and one of them succeeds."""
+
+from functools import partial
+
+from msgspec.structs import replace
+
+from keywise.core.controls import ReindexRun, RunState
+from keywise.flow.pipeline import LEDGER, OpenPipeline
+
+
+async def move_run(pipeline: OpenPipeline, run: ReindexRun, state: RunState) -> bool:
+    """Move a run to another state; return False if it has changed meanwhile."""
+    has_ended = state in (RunState.COMPLETE, RunState.CANCELLED)
+    ended_at = await pipeline.retry_until_reachable(LEDGER, pipeline.admin.now) if has_ended else 0.0
+    return await replace_run(pipeline, run, replace(run, state=state, ended_at=ended_at))
+
+
+async def replace_run(pipeline: OpenPipeline, before: ReindexRun | None, after: ReindexRun) -> bool:
+    """Store a run in place of another one; return False if that is not the stored one any more."""
+    while True:
+        controls = await pipeline.retry_until_reachable(LEDGER, pipeline.control_store.controls)
+        if controls.run == after:
+            return True  # The answer to an earlier call was lost.
+        if controls.run != before:
+            return False
+        changed = replace(controls, run=after)
+        if await pipeline.retry_until_reachable(
+            LEDGER, partial(pipeline.control_store.replace_controls, controls, changed)
+        ):
+            pipeline.controls = changed
+            return True
+        # An operator has set something else meanwhile, such as a pause.

@@ -1,0 +1,202 @@
+"""The shards of a run: a ledger scope of its own with one entry per shard.
+
+The mark of a shard is the generation to which it was read, and its position is how far the current run has come.
+"""
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from hashlib import blake2b
+
+import msgspec
+from msgspec.structs import replace
+
+from keywise.core.change import ChangeHeader, Order
+from keywise.core.clock import Clock, boot_time
+from keywise.core.entry import Advance, Claim, Commit, Entry, LeaseTerms, Level, Position, Refusal
+from keywise.core.errors import AdminError
+from keywise.core.ledger import Failure, PluggedLedger, TransferableLedger
+from keywise.core.origin import Page, Shard
+from keywise.core.settings import Settings
+from keywise.flow.heartbeat import Heartbeat
+
+ENTRIES_AT_ONCE = 1000
+SHARDS = "/reindex"
+"""The scope of the shards is the name of their pipeline with this behind it."""
+SWEEP = "sweep"
+"""The key of the last part of a run, which looks up what the scan has not met."""
+SHARD, POSTPONED = "shard", "row"
+READ, POSTPONED_ROWS = "read", "postponed"
+
+
+class ShardProgress(msgspec.Struct, frozen=True):
+    """How far a shard is read: kept as the note of its position, and of its commit."""
+
+    shard: Shard
+    keys: Sequence[str] = ()
+    """Read these keys, and nothing else."""
+    rows_max: int | None = None
+    """Read so many rows at the most; None: all rows of the shard."""
+    after: str = ""
+    """The cursor behind the rows that have ended."""
+    pages: int = 0
+    counts: Mapping[str, int] = {}
+    """How many rows were read, and how many of them ended with each outcome."""
+    is_last: bool = False
+    """The last page has ended."""
+
+    def rows_left(self, page_rows: int) -> int:
+        """How many rows the next page may have."""
+        return page_rows if self.rows_max is None else min(page_rows, self.rows_max - self.counts.get(READ, 0))
+
+    def past(self, page: Page, outcomes: Mapping[str, int], postponed: int) -> "ShardProgress":
+        """Return the progress behind a page whose rows have ended, or are postponed."""
+        counts = Counter(self.counts)
+        counts.update(outcomes)
+        counts.update({READ: len(page.rows), POSTPONED_ROWS: postponed})
+        is_last = page.is_last or (self.rows_max is not None and counts[READ] >= self.rows_max)
+        return replace(self, after=page.after, pages=self.pages + 1, counts=dict(+counts), is_last=is_last)
+
+    @property
+    def position(self) -> Position:
+        return Position(self.pages, msgspec.json.encode(self))
+
+
+class SweepProgress(msgspec.Struct, frozen=True):
+    """How far a sweep has come. After a takeover it starts again at the beginning, which does no harm."""
+
+    steps: int = 0
+    counts: Mapping[str, int] = {}
+    gone: int = 0
+    """How many keys the origin does not have, if they are too many to be deleted without a question."""
+
+    @property
+    def position(self) -> Position:
+        return Position(self.steps, msgspec.json.encode(self))
+
+
+class ShardLedger:
+    """The ledger scope of the shards of one pipeline, and the claims that this process holds on them."""
+
+    def __init__(self, ledger: PluggedLedger, owner: str, settings: Settings, clock: Clock = boot_time) -> None:
+        if not isinstance(ledger, TransferableLedger):
+            raise AdminError("this ledger cannot list its entries, which a reindex needs; use another ledger")
+        self._ledger = ledger
+        self._terms = LeaseTerms(owner, settings.lease_s, Level.ALONE)
+        self._clock = clock
+        self._heartbeat = Heartbeat(
+            lease_s=settings.lease_s,
+            margin_s=settings.margin_s,
+            runtime_max_s=settings.runtime_max_s,
+            clock=clock,
+            lost=lambda claim: None,  # The next advance or commit reports it.
+        )
+
+    async def renew_claims(self) -> None:
+        """Renew the claims of this process until cancelled."""
+        await self._heartbeat.run(self._ledger)
+
+    # For workers.
+
+    async def claim(self, key: str, generation: int) -> Claim | Refusal:
+        """Claim a shard, the sweep or a postponed row; the position of the claim says where to go on."""
+        asked_at = self._clock()
+        results = await self._ledger.claim([ChangeHeader(key, order_at(generation))], self._terms)
+        self._heartbeat.hold(results.granted, asked_at)
+        return results.granted[0] if results.granted else results.refused[key]
+
+    async def advance(self, claim: Claim, position: Position) -> Claim | None:
+        """Keep a position; return the claim to go on with, or None if it is lost."""
+        advance = Advance(claim, position)
+        if await self._ledger.advance([advance]):
+            return None
+        self._heartbeat.advanced([advance])
+        return advance.claim_after
+
+    async def commit(self, claim: Claim, note: bytes = b"") -> bool:
+        """End a claim at its generation; return False if it is lost."""
+        self._heartbeat.end([claim])
+        return not await self._ledger.commit([Commit(claim, note=note)])
+
+    async def fail(self, failure: Failure) -> None:
+        await self._ledger.fail([failure])
+
+    async def release(self, claim: Claim) -> None:
+        """Give up a claim; its position stays."""
+        await self._ledger.release([claim])
+
+    def drop(self, claim: Claim) -> None:
+        """Stop renewing a claim that has ended, or that the caller gives up. It may be dropped twice."""
+        self._heartbeat.drop([claim])
+
+    async def postpone(self, keys: Sequence[str], generation: int) -> None:
+        """Note keys whose rows have not ended in time: the sweep writes them."""
+        by_digest = {_digest_key(key): key for key in keys}
+        headers = [ChangeHeader(digest, order_at(generation)) for digest in by_digest]
+        results = await self._ledger.claim(headers, self._terms)
+        notes = [Advance(one, Position(0, by_digest[one.key].encode())) for one in results.granted]
+        await self._ledger.advance(notes)
+        await self._ledger.release(results.granted)
+
+    # For operators and workers.
+
+    async def write(self, shards: Sequence[ShardProgress], generation: int) -> None:
+        """Write the entries of a new run. It may be repeated: what was read in this run stays."""
+        for start in range(0, len(shards), ENTRIES_AT_ONCE):
+            some = {key_of(start + number): one for number, one in enumerate(shards[start : start + ENTRIES_AT_ONCE])}
+            results = await self._ledger.claim([ChangeHeader(key, order_at(generation)) for key in some], self._terms)
+            fresh = [claim for claim in results.granted if claim.position is None]
+            refused = await self._ledger.advance([Advance(claim, some[claim.key].position) for claim in fresh])
+            await self._ledger.release(results.granted)
+            held = [key for key, refusal in results.refused.items() if refusal.mark is None]
+            if refused or held:
+                key = refused[0].key if refused else held[0]
+                raise AdminError(f"a worker of an earlier run still holds {key!r}; start again in a few seconds")
+
+    def entries(self) -> AsyncGenerator[tuple[str, Entry], None]:
+        """Yield all entries: shards, the sweep and postponed rows of this run and of earlier ones."""
+        return entries_of(self._ledger)
+
+
+async def entries_of(ledger: TransferableLedger) -> AsyncGenerator[tuple[str, Entry], None]:
+    """Yield the entries of a scope. One that is written meanwhile may be seen before or after that, or not at all."""
+    cursor = ""
+    while True:
+        page = await ledger.transfer.page(cursor, ENTRIES_AT_ONCE)
+        for key, entry in page.entries:
+            yield key, entry
+        cursor = page.cursor
+        if not cursor or not page.entries:
+            return
+
+
+def key_of(number: int) -> str:
+    return f"{SHARD} {number:06d}"
+
+
+def number_of(key: str) -> int | None:
+    """The number of a shard by its key; None for other keys."""
+    kind, _, number = key.partition(" ")
+    return int(number) if kind == SHARD else None
+
+
+def order_at(generation: int) -> Order:
+    """The order at which a shard is read: its version is the generation of the run."""
+    return (0, generation, 0)
+
+
+def is_read(entry: Entry, generation: int) -> bool:
+    """Whether a shard, the sweep or a postponed row has ended in this run, or in a later one."""
+    return entry.mark is not None and entry.mark >= order_at(generation)
+
+
+def progress_of(entry: Entry, generation: int) -> ShardProgress | None:
+    """How far a shard has come in this run; None before it is written."""
+    note = entry.note if is_read(entry, generation) else b""
+    if not note and entry.position is not None and entry.advanced == order_at(generation):
+        note = entry.position.note
+    return msgspec.json.decode(note, type=ShardProgress) if note else None
+
+
+def _digest_key(key: str) -> str:
+    """A postponed row under a name that fits; a key of the pipeline may be as long as the ledger allows."""
+    return f"{POSTPONED} {blake2b(key.encode(), digest_size=16).hexdigest()}"

@@ -1,0 +1,201 @@
+"""The sweep: the last part of a run looks up every key that the scan has not met.
+
+A row that was postponed, or that came into the origin behind the scan, is written. A key that the origin does not have
+any more is deleted, if the origin says so twice and nothing has happened to the key in between.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from keywise.core import events
+from keywise.core.change import Delivery, Order, is_unversioned
+from keywise.core.controls import ReindexRun, RunState
+from keywise.core.entry import Claim, Entry, Refusal
+from keywise.core.ledger import TransferableLedger
+from keywise.core.origin import Origin
+from keywise.flow.handover import HandoverQueue
+from keywise.flow.pipeline import LEDGER, OpenPipeline
+from keywise.reindex.rows import gone_delivery, row_deliveries
+from keywise.reindex.run_state import move_run
+from keywise.reindex.shards import POSTPONED, SWEEP, ShardLedger, SweepProgress, entries_of, is_read
+
+FETCH_KEYS = 100
+"""How many keys are looked up in the origin with one call."""
+SETTLE_S = 60.0
+"""How long the sweep waits for the next row to end. After that it starts again later: a key may be paused."""
+LOOK_S = 1.0
+ORIGIN = "origin"
+"""The name of the origin in `Unavailable` events."""
+DELETE_SHARE, DELETE_MAX = 0.01, 1_000
+"""A sweep that would delete more than this share of the keys, or more than so many, stops and asks."""
+
+
+class Sweep:
+    """One worker's try to sweep; the ledger lets one of them do it at a time."""
+
+    def __init__(
+        self, pipeline: OpenPipeline, origin: Origin, shards: ShardLedger, queue: HandoverQueue, run: ReindexRun
+    ) -> None:
+        self._pipeline = pipeline
+        self._origin = origin
+        self._shards = shards
+        self._queue = queue
+        self._run = run
+        self._counts: Counter[str] = Counter()
+        self._keys = 0
+        """How many keys with a row the ledger has."""
+        self._steps = 0
+        self._missing: dict[str, Order] = {}
+        """Keys that the origin did not have when it was first asked, with their marks."""
+
+    async def run(self, is_over: Callable[[], bool]) -> None:
+        """Sweep until the run ends, is paused, or needs an answer from the operator."""
+        claim = await self._shards.claim(SWEEP, self._run.generation)
+        if isinstance(claim, Refusal):
+            if claim.mark is not None:
+                await self._end()
+            return
+        self._steps = claim.position.place if claim.position is not None else 0
+        try:
+            if await self._sweep(claim, is_over):
+                progress = SweepProgress(self._steps, dict(+self._counts))
+                if await self._shards.commit(claim, msgspec.json.encode(progress)):
+                    await self._end()
+            else:
+                await self._shards.release(claim)
+        finally:
+            self._shards.drop(claim)
+
+    async def _sweep(self, claim: Claim, is_over: Callable[[], bool]) -> bool:
+        """Look at postponed rows first, then at every key of the ledger, and at last at those that seem to be gone.
+
+        Returns False if the run is over, another worker sweeps by now, or something has to wait.
+        """
+        postponed = {
+            key: entry.position.note.decode()
+            async for key, entry in self._shards.entries()
+            if key.startswith(POSTPONED) and entry.position is not None and not is_read(entry, self._run.generation)
+        }
+        is_whole = await self._look_up(dict.fromkeys(postponed.values()))
+        async with aclosing(self._unmet()) as pages:
+            async for page in pages:
+                if is_over() or not await self._advance(claim):
+                    return False
+                is_whole &= await self._look_up(page)
+        if not is_whole or not await self._may_delete(claim) or not await self._delete_gone(claim, is_over):
+            return False
+        await self._end_postponed(postponed)
+        return True
+
+    async def _advance(self, claim: Claim, gone: int = 0) -> bool:
+        """Note that the sweep is alive, and how many keys it may not delete; return False if its claim is lost."""
+        self._steps += 1
+        progress = SweepProgress(self._steps, dict(+self._counts), gone)
+        return await self._shards.advance(claim, progress.position) is not None
+
+    async def _unmet(self) -> AsyncGenerator[dict[str, Order | None], None]:
+        """Yield the keys with a row that this run has not written, with their marks, some at a time."""
+        ledger = self._pipeline.ledger
+        assert isinstance(ledger, TransferableLedger), "a run starts only on a ledger that can list its entries"
+        page: dict[str, Order | None] = {}
+        async with aclosing(entries_of(ledger)) as entries:
+            async for key, entry in entries:
+                self._keys += entry.mark is not None and not entry.deleted
+                if _is_unmet(entry, self._run.generation):
+                    page[key] = entry.mark
+                if len(page) == FETCH_KEYS:
+                    yield page
+                    page = {}
+        if page:
+            yield page
+
+    async def _look_up(self, keys: Mapping[str, Order | None]) -> bool:
+        """Write the rows of keys that the origin has, and remember those that it has not.
+
+        Returns False if some rows have not ended.
+        """
+        found = await self._fetch(list(keys))
+        self._counts["found"] += len(found)
+        self._missing |= {key: mark for key, mark in keys.items() if mark is not None and key not in found}
+        return await self._hand_over(row_deliveries(self._name("sweep"), found.values(), self._pipeline.wall()))
+
+    async def _fetch(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        found: dict[str, bytes] = {}
+        for start in range(0, len(keys), FETCH_KEYS):
+            some = keys[start : start + FETCH_KEYS]
+            found |= await self._pipeline.retry_until_reachable(ORIGIN, lambda some=some: self._origin.fetch(some))  # type: ignore[misc]
+        return found
+
+    async def _hand_over(self, deliveries: Sequence[Delivery]) -> bool:
+        """Hand rows to the pipeline, and wait for them; return whether all have ended, also as dead letters."""
+        handover = self._queue.put(deliveries)
+        try:
+            await handover.settle(SETTLE_S, SETTLE_S)
+        finally:
+            self._queue.forget(handover)
+        self._counts.update(handover.outcomes)
+        return handover.ended.is_set()
+
+    def _name(self, part: str) -> str:
+        return f"{self._run.generation}/{part}"
+
+    # Gone keys.
+
+    async def _may_delete(self, claim: Claim) -> bool:
+        """Whether the keys that seem to be gone may be deleted; if not, note how many they are for the operator."""
+        limit = self._run.delete_max
+        if limit is None:
+            limit = min(DELETE_MAX, int(self._keys * DELETE_SHARE))
+        if len(self._missing) <= limit:
+            return True
+        await self._advance(claim, gone=len(self._missing))
+        self._pipeline.emit(
+            events.SweepHeld(pipeline=self._pipeline.name, generation=self._run.generation, keys=len(self._missing))
+        )
+        return False
+
+    async def _delete_gone(self, claim: Claim, is_over: Callable[[], bool]) -> bool:
+        """Ask for the missing keys again, and delete those that are missing still; return False if that has to wait.
+
+        A replica may lag behind the live changes, so one answer proves nothing. In between no write of an earlier
+        holder can be under way any more. A deletion at the mark of the first question is stale if the key has moved.
+        """
+        if not self._missing:
+            return True
+        if not self._origin.is_consistent:
+            self._counts["lagging"] += len(self._missing)
+            return True
+        ask_at = self._pipeline.clock() + self._pipeline.settings.horizon_s
+        while self._pipeline.clock() < ask_at:
+            if is_over() or not await self._advance(claim):
+                return False
+            await asyncio.sleep(min(LOOK_S, max(0.0, ask_at - self._pipeline.clock())))
+        found = await self._fetch(list(self._missing))
+        rows = row_deliveries(self._name("found"), found.values(), self._pipeline.wall())
+        gone = {key: mark for key, mark in self._missing.items() if key not in found}
+        self._counts["gone"] += len(gone)
+        deletions = [gone_delivery(key, mark, self._pipeline.wall()) for key, mark in gone.items()]
+        return await self._hand_over([*rows, *deletions])
+
+    async def _end_postponed(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            claim = await self._shards.claim(key, self._run.generation)
+            if not isinstance(claim, Refusal):
+                await self._shards.commit(claim)
+                self._shards.drop(claim)
+
+    async def _end(self) -> None:
+        """End the run. A complete run over all rows is a full resync, so none is due any more."""
+        if await move_run(self._pipeline, self._run, RunState.COMPLETE):
+            await self._pipeline.retry_until_reachable(LEDGER, lambda: self._pipeline.admin.mark_suspect([], False))
+            self._pipeline.emit(events.ReindexEnded(pipeline=self._pipeline.name, generation=self._run.generation))
+
+
+def _is_unmet(entry: Entry, generation: int) -> bool:
+    """Whether a key has a row in the sink that this run has not written: a put below its generation."""
+    mark = entry.mark
+    return mark is not None and not entry.deleted and not is_unversioned(mark) and mark[2] < generation

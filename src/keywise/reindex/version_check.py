@@ -1,0 +1,77 @@
+"""Compares versions of the origin with those of the ledger before a run writes anything.
+
+An origin that counts in another unit than the messages, such as microseconds beside 1, 2, 3, would make every later
+live change stale.
+"""
+
+from contextlib import aclosing
+
+from keywise.core.change import Order, is_unversioned
+from keywise.core.errors import AdminError, MalformedError
+from keywise.core.ledger import TransferableLedger
+from keywise.core.origin import Origin
+from keywise.flow.pipeline import OpenPipeline
+from keywise.reindex.shards import entries_of
+
+SAMPLE_KEYS = 200
+QUIET_S = 60.0
+"""A key counts as quiet, and is compared, if nothing has happened to it for so long."""
+EQUAL_SHARE = 0.5
+EXAMPLES = 3
+FETCH_KEYS = 100
+
+
+async def check_versions(pipeline: OpenPipeline, origin: Origin) -> int:
+    """Raise `AdminError` unless half of the quiet keys have equal versions on both sides; return how many it compared.
+
+    A key that the origin has at a newer version is most likely of an update that is on its way.
+    """
+    marks = await _quiet_marks(pipeline)
+    versions = await _versions(pipeline, origin, list(marks))
+    compared = {key: (marks[key][1], version) for key, version in versions.items()}
+    different = {key: pair for key, pair in compared.items() if pair[0] != pair[1]}
+    if len(different) > len(compared) * (1 - EQUAL_SHARE):
+        examples = "; ".join(
+            f"{key!r} is at {ledger} in the ledger and at {found} in the origin"
+            for key, (ledger, found) in list(different.items())[:EXAMPLES]
+        )
+        raise AdminError(
+            f"{len(different)} of {len(compared)} quiet keys have another version in the origin, so its versions seem "
+            f"to have another unit, or live changes are far behind: {examples}; nothing was written; if this is meant, "
+            "start with --unchecked"
+        )
+    return len(compared)
+
+
+async def _quiet_marks(pipeline: OpenPipeline) -> dict[str, Order]:
+    ledger, marks = pipeline.ledger, dict[str, Order]()
+    assert isinstance(ledger, TransferableLedger), "the shards are in the same ledger"
+    before = await pipeline.admin.now() - QUIET_S
+    async with aclosing(entries_of(ledger)) as entries:
+        async for key, entry in entries:
+            mark = entry.mark
+            if mark is not None and is_unversioned(mark):
+                raise AdminError(
+                    f"the messages of pipeline {pipeline.name!r} have no version, and a row without one cannot be "
+                    "compared with them; only versioned pipelines can be reindexed"
+                )
+            if mark is not None and not entry.deleted and entry.updated_at <= before:
+                marks[key] = mark
+            if len(marks) == SAMPLE_KEYS:
+                break
+    return marks
+
+
+async def _versions(pipeline: OpenPipeline, origin: Origin, keys: list[str]) -> dict[str, int]:
+    versions: dict[str, int] = {}
+    for start in range(0, len(keys), FETCH_KEYS):
+        rows = await origin.fetch(keys[start : start + FETCH_KEYS])
+        for key, row in rows.items():
+            try:
+                change = pipeline.reader.read_one(row)
+            except MalformedError as error:
+                raise AdminError(f"the row of {key!r} cannot be read as a message: {error}") from error
+            if change.version is None:
+                raise AdminError(f"the row of {key!r} has no version; name its column with version=")
+            versions[change.key] = change.version
+    return versions

@@ -1,0 +1,248 @@
+"""The worker of a reindex: it claims shards, reads their rows page by page, and hands them to the pipeline.
+
+It runs beside the consumer of a pipeline, in every process that runs the pipeline. Rows have a consumer of their own,
+so live changes do not wait behind them in a lane.
+"""
+
+import asyncio
+import dataclasses
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+
+import msgspec
+
+from keywise.core import events
+from keywise.core.change import Delivery
+from keywise.core.controls import ReindexRun, RunState
+from keywise.core.entry import Certainty, Claim, Refusal
+from keywise.core.errors import ThrottledError, UnavailableError
+from keywise.core.failures import cause_of_error
+from keywise.core.ledger import Failure
+from keywise.core.origin import Origin, Page
+from keywise.core.tracebacks import traceback_of
+from keywise.flow.availability import Availability
+from keywise.flow.consumer import Consumer
+from keywise.flow.handover import HandoverQueue
+from keywise.flow.pipeline import LEDGER, OpenPipeline
+from keywise.reindex.plan import check_page
+from keywise.reindex.rows import RowReader, row_deliveries
+from keywise.reindex.run_state import move_run
+from keywise.reindex.shards import ShardLedger, ShardProgress, is_read, key_of
+from keywise.reindex.sweep import ORIGIN, Sweep
+
+LOOK_S = 1.0
+"""How often a worker looks for a run, and for shards that another worker has let go."""
+SHARDS_AT_ONCE = 2
+"""How many shards one worker reads side by side: one is read while the rows of the other are written."""
+PAGE_ROWS, PAGE_ROWS_MIN, PAGE_ROWS_STEP = 500, 10, 25
+"""A page has so many rows at the most. The origin's throttling halves it, and each page without one adds some again."""
+SETTLE_S = 60.0
+"""How long a page waits for its first row to end. After that its shard gives way, and goes on there later."""
+QUIET_S = 5.0
+"""How long a page waits for the next row to end. After that the rest of its rows are postponed to the sweep."""
+
+
+class ReindexWorker:
+    """Takes part in the runs of one pipeline until it is stopped."""
+
+    def __init__(self, pipeline: OpenPipeline) -> None:
+        assert pipeline.origin is not None and pipeline.shard_ledger is not None, "only a pipeline with an origin"
+        self._pipeline = pipeline
+        self._origin: Origin = pipeline.origin
+        self._owner = f"{pipeline.owner}-reindex"
+        self._shards = ShardLedger(pipeline.shard_ledger, self._owner, pipeline.settings, pipeline.clock)
+        self._stop = asyncio.Event()
+        self._page_rows = PAGE_ROWS
+
+    def stop(self) -> None:
+        """Read no more pages, and give the shards to other workers where they are."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        while not self._stop.is_set():
+            run = self._pipeline.controls.run
+            if run is not None and _is_at_work(run):
+                await self._take_part(run)
+            await self._rest(LOOK_S)
+
+    async def _take_part(self, run: ReindexRun) -> None:
+        """Work on a run until it ends, is paused, or this worker stops."""
+        try:
+            async with self._rows(run) as queue:
+                if run.state is RunState.SCANNING:
+                    await self._scan(run, queue)
+                else:
+                    sweep = Sweep(self._pipeline, self._origin, self._shards, queue, run)
+                    await sweep.run(lambda: self._is_over(run))
+        except UnavailableError as error:
+            await self._pipeline.back_off(LEDGER, error, 1)
+
+    @asynccontextmanager
+    async def _rows(self, run: ReindexRun) -> AsyncIterator[HandoverQueue]:
+        """Run a consumer of rows, and the heartbeat of shards, as long as the block lasts."""
+        queue = HandoverQueue(self._pipeline.clock)
+        consumer = Consumer(row_pipeline(self._pipeline, queue, run, self._owner))
+        try:
+            async with asyncio.TaskGroup() as group:
+                beating = group.create_task(self._shards.renew_claims())
+                group.create_task(consumer.run())
+                try:
+                    yield queue
+                finally:
+                    consumer.stop()
+                    beating.cancel()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    # Scanning.
+
+    async def _scan(self, run: ReindexRun, queue: HandoverQueue) -> None:
+        while not self._is_over(run):
+            left = await self._unread_shards(run)
+            if not left:
+                await self._end_scan(run)
+                return
+            # Workers begin at different shards, so that they seldom ask for the same one.
+            self._pipeline.rng.shuffle(left)
+            todo = deque(left)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(SHARDS_AT_ONCE):
+                    group.create_task(self._read_shards(run, queue, todo))
+            if not self._is_over(run):
+                # Other workers hold the rest, or it waits for a retry.
+                await self._rest(LOOK_S)
+
+    async def _unread_shards(self, run: ReindexRun) -> list[str]:
+        read = {key async for key, entry in self._shards.entries() if is_read(entry, run.generation)}
+        return [key for key in map(key_of, range(run.shards)) if key not in read]
+
+    async def _end_scan(self, run: ReindexRun) -> None:
+        """Note that all shards are read. One worker of several succeeds, and the others see its note."""
+        state = RunState.COMPLETE if run.is_partial else RunState.SWEEPING
+        await move_run(self._pipeline, run, state)
+
+    async def _read_shards(self, run: ReindexRun, queue: HandoverQueue, todo: deque[str]) -> None:
+        while todo and not self._is_over(run):
+            ask = partial(self._shards.claim, todo.popleft(), run.generation)
+            claim = await self._pipeline.retry_until_reachable(LEDGER, ask)
+            if isinstance(claim, Refusal):
+                continue
+            try:
+                await self._read_shard(run, queue, claim)
+            finally:
+                self._shards.drop(claim)
+
+    async def _read_shard(self, run: ReindexRun, queue: HandoverQueue, claim: Claim) -> None:
+        assert claim.position is not None, "a shard is written before it is claimed"
+        progress = msgspec.json.decode(claim.position.note, type=ShardProgress)
+        ledger, held = self._shards, claim
+        try:
+            while not progress.is_last:
+                if self._is_over(run):
+                    await ledger.release(held)
+                    return
+                page = await self._read_page(progress)
+                ended = await self._write_page(run, queue, progress, page)
+                if ended is None:
+                    # Not one row has ended: the sink, or the ledger of the rows, is away. This is no row's fault.
+                    await ledger.fail(Failure(held, Certainty.CLEAN, LOOK_S, counts_attempt=False))
+                    return
+                after = await ledger.advance(held, ended.position)
+                if after is None:
+                    return  # Another worker has taken the shard over; it repeats this page.
+                held, progress = after, ended
+                self._emit_progress(held.key, run, progress)
+            await ledger.commit(held, msgspec.json.encode(progress))
+        except UnavailableError as error:
+            with suppress(UnavailableError):
+                await ledger.release(held)
+            await self._pipeline.back_off(ORIGIN, error, 1)
+        except Exception as error:
+            # The origin runs user code, or its table has changed. The shard is tried again later, here or elsewhere.
+            retry_s = self._pipeline.retry_s(held.attempts + 1)
+            self._pipeline.emit(
+                events.Failed(
+                    pipeline=self._pipeline.name,
+                    key=held.key,
+                    cause=cause_of_error(error),
+                    attempts=held.attempts + 1,
+                    retry_s=retry_s,
+                    traceback=traceback_of(error),
+                )
+            )
+            await ledger.fail(Failure(held, Certainty.CLEAN, retry_s))
+
+    async def _read_page(self, progress: ShardProgress) -> Page:
+        try:
+            if progress.keys:
+                rows = await self._origin.fetch(progress.keys)
+                return Page([*rows.values()], after="end", is_last=True)
+            page = await self._origin.scan(progress.shard, progress.after, progress.rows_left(self._page_rows))
+        except ThrottledError:
+            self._page_rows = max(PAGE_ROWS_MIN, self._page_rows // 2)
+            raise
+        self._page_rows = min(PAGE_ROWS, self._page_rows + PAGE_ROWS_STEP)
+        check_page(page)
+        return page
+
+    async def _write_page(
+        self, run: ReindexRun, queue: HandoverQueue, progress: ShardProgress, page: Page
+    ) -> ShardProgress | None:
+        """Hand the rows of a page to the pipeline, and wait for them; None if not one of them has ended."""
+        name = f"{run.generation}/{progress.shard.name}/{progress.pages}"
+        handover = queue.put(row_deliveries(name, page.rows, self._pipeline.wall()))
+        try:
+            await handover.settle(SETTLE_S, QUIET_S)
+            left = list(handover.waiting.values())
+            if left and not handover.outcomes:
+                return None
+            postponed = await self._postpone(run, left)
+            return progress.past(page, handover.outcomes, postponed)
+        finally:
+            queue.forget(handover)
+
+    async def _postpone(self, run: ReindexRun, rows: Sequence[Delivery]) -> int:
+        """Leave rows that have not ended to the sweep, so that the rows behind them do not wait."""
+        if rows:
+            tickets = self._pipeline.reader.read(rows, 0, self._pipeline.clock()).tickets
+            await self._shards.postpone([ticket.change.key for ticket in tickets], run.generation)
+        return len(rows)
+
+    # Helpers.
+
+    def _is_over(self, run: ReindexRun) -> bool:
+        return self._stop.is_set() or self._pipeline.controls.run != run
+
+    async def _rest(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+
+    def _emit_progress(self, key: str, run: ReindexRun, progress: ShardProgress) -> None:
+        self._pipeline.emit(
+            events.ShardAdvanced(
+                pipeline=self._pipeline.name, shard=key, generation=run.generation, rows=progress.counts.get("read", 0)
+            )
+        )
+
+
+def row_pipeline(pipeline: OpenPipeline, queue: HandoverQueue, run: ReindexRun, owner: str) -> OpenPipeline:
+    """The pipeline as rows go through it: from their queue, at the generation of the run."""
+    return dataclasses.replace(
+        pipeline,
+        sources=[("reindex", queue)],
+        reader=RowReader(pipeline.reader, run),
+        owner=owner,
+        # A run over a million rows would fill the history with stale ones.
+        reporters=(),
+        bulk=frozenset(),
+        debounce=None,
+        journal_store=None,
+        availability=Availability(),
+    )
+
+
+def _is_at_work(run: ReindexRun) -> bool:
+    return run.state in (RunState.SCANNING, RunState.SWEEPING) and not run.is_paused
