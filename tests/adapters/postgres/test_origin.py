@@ -69,25 +69,29 @@ def test_a_row_is_an_object_with_all_columns_and_its_key_as_text():
 
 def test_a_body_column_is_the_body_and_a_null_is_an_empty_one():
     async def main() -> None:
-        async with created(
-            "create table TABLE (id text primary key, message text)",
-            """insert into TABLE values ('a', ' {"id": "a"}'), ('b', null)""",
-        ) as table:
-            async with connected_origin(f"table={table}&key=id&body=message") as origin:
-                assert await origin.fetch(["a", "b", "c"]) == {"a": b' {"id": "a"}', "b": b""}
+        async with (
+            created(
+                "create table TABLE (id text primary key, message text)",
+                """insert into TABLE values ('a', ' {"id": "a"}'), ('b', null)""",
+            ) as table,
+            connected_origin(f"table={table}&key=id&body=message") as origin,
+        ):
+            assert await origin.fetch(["a", "b", "c"]) == {"a": b' {"id": "a"}', "b": b""}
 
     run(main())
 
 
 def test_a_table_of_another_schema_is_read():
     async def main() -> None:
-        async with created(
-            "create schema TABLE",
-            'create table TABLE."Pages" (key text primary key)',
-            "insert into TABLE.\"Pages\" values ('a')",
-        ) as schema:
-            async with connected_origin(f"table={schema}.Pages") as origin:
-                assert await rows_of(origin) == [{"key": "a"}]
+        async with (
+            created(
+                "create schema TABLE",
+                'create table TABLE."Pages" (key text primary key)',
+                "insert into TABLE.\"Pages\" values ('a')",
+            ) as schema,
+            connected_origin(f"table={schema}.Pages") as origin,
+        ):
+            assert await rows_of(origin) == [{"key": "a"}]
 
     run(main())
 
@@ -109,11 +113,11 @@ def test_uuids_are_read_in_their_own_order_and_fetched_as_they_are_spelled():
 
 def test_a_key_that_no_column_can_hold_is_left_out():
     async def main() -> None:
-        async with created(
-            "create table TABLE (key varchar(3) primary key)", "insert into TABLE values ('abc')"
-        ) as table:
-            async with connected_origin(f"table={table}") as origin:
-                assert list(await origin.fetch(["abcd", "a\0", "\ud800", "abc"])) == ["abc"]
+        async with (
+            created("create table TABLE (key varchar(3) primary key)", "insert into TABLE values ('abc')") as table,
+            connected_origin(f"table={table}") as origin,
+        ):
+            assert list(await origin.fetch(["abcd", "a\0", "\ud800", "abc"])) == ["abc"]
 
     run(main())
 
@@ -309,7 +313,7 @@ def test_a_standby_is_refused_also_after_a_failover():
             async with adapters.connect_origin(address) as origin:
                 assert list(await origin.fetch(["a"])) == ["a"]
                 await asyncio.to_thread(into_standby, server)
-                with pytest.raises(DatabaseError, match="is a standby, which may lag behind.*; name the primary"):
+                with pytest.raises(DatabaseError, match=r"is a standby, which may lag behind.*; name the primary"):
                     await until_answered(origin)
                 with pytest.raises(DatabaseError, match="is a standby"):
                     async with adapters.connect_origin(Address(f"{server.url}?table=pages", "pages", {})):

@@ -13,7 +13,7 @@ from keywise.core.errors import SettingsError
 from keywise.core.origin import CURSOR_MAX_BYTES, Origin, Page, Shard
 from keywise.testing.conformance.promise import Promises, same
 
-PAGES_MAX = 10_000
+PAGES_MAX = 1000
 """How many pages a shard of a check may have; more would be a scan that does not end."""
 
 
