@@ -49,20 +49,20 @@ def test_a_row_is_an_object_with_all_columns_and_its_key_as_text():
     async def main() -> None:
         columns = "id integer primary key, version bigint, price numeric, tags text[], extra jsonb, origin text"
         row = """(7, 9007199254740993, 12.50, '{a,b}', '{"deep": [1]}', 'here')"""
-        async with created(f"create table TABLE ({columns})", f"insert into TABLE values {row}") as table:
-            async with connected_origin(f"table={table}&key=id") as origin:
-                body = {
-                    "id": "7",
-                    "version": 9007199254740993,
-                    "price": 12.5,
-                    "tags": ["a", "b"],
-                    "extra": {"deep": [1]},
-                    "origin": "here",
-                }
-                assert await rows_of(origin) == [body]
-                assert {key: msgspec.json.decode(row) for key, row in (await origin.fetch(["7"])).items()} == {
-                    "7": body
-                }
+        async with (
+            created(f"create table TABLE ({columns})", f"insert into TABLE values {row}") as table,
+            connected_origin(f"table={table}&key=id") as origin,
+        ):
+            body = {
+                "id": "7",
+                "version": 9007199254740993,
+                "price": 12.5,
+                "tags": ["a", "b"],
+                "extra": {"deep": [1]},
+                "origin": "here",
+            }
+            assert await rows_of(origin) == [body]
+            assert {key: msgspec.json.decode(row) for key, row in (await origin.fetch(["7"])).items()} == {"7": body}
 
     run(main())
 
@@ -99,14 +99,16 @@ def test_a_table_of_another_schema_is_read():
 def test_uuids_are_read_in_their_own_order_and_fetched_as_they_are_spelled():
     async def main() -> None:
         values = ", ".join(f"('{one}')" for one in UUIDS)
-        async with created("create table TABLE (key uuid primary key)", f"insert into TABLE values {values}") as table:
-            async with connected_origin(f"table={table}") as origin:
-                shards = await origin.shards(2)
-                pages = [page for shard in shards async for page in pages_of(origin, shard, 1)]
-                found = [msgspec.json.decode(row)["key"] for page in pages for row in page.rows]
-                assert (len(shards), found) == (3, UUIDS)
-                spelled = [UUIDS[3].upper(), f"{{{UUIDS[1]}}}", "no uuid", "", UUIDS[2]]
-                assert list(await origin.fetch(spelled)) == [UUIDS[2]]
+        async with (
+            created("create table TABLE (key uuid primary key)", f"insert into TABLE values {values}") as table,
+            connected_origin(f"table={table}") as origin,
+        ):
+            shards = await origin.shards(2)
+            pages = [page for shard in shards async for page in pages_of(origin, shard, 1)]
+            found = [msgspec.json.decode(row)["key"] for page in pages for row in page.rows]
+            assert (len(shards), found) == (3, UUIDS)
+            spelled = [UUIDS[3].upper(), f"{{{UUIDS[1]}}}", "no uuid", "", UUIDS[2]]
+            assert list(await origin.fetch(spelled)) == [UUIDS[2]]
 
     run(main())
 
@@ -202,12 +204,14 @@ def test_names_that_could_be_more_than_names_are_refused():
 
 def test_a_table_that_is_dropped_later_is_named():
     async def main() -> None:
-        async with created("create table TABLE (key text primary key)") as table:
-            async with connected_origin(f"table={table}") as origin:
-                async with connected() as connection:
-                    await connection.execute(f"drop table {table}")
-                with pytest.raises(SettingsError, match=f"table {table} cannot be an origin"):
-                    await origin.fetch(["a"])
+        async with (
+            created("create table TABLE (key text primary key)") as table,
+            connected_origin(f"table={table}") as origin,
+        ):
+            async with connected() as connection:
+                await connection.execute(f"drop table {table}")
+            with pytest.raises(SettingsError, match=f"table {table} cannot be an origin"):
+                await origin.fetch(["a"])
 
     run(main())
 
@@ -337,9 +341,11 @@ async def until_answered(origin: Origin) -> None:
 def test_a_scan_sees_rows_of_any_size_of_shards():
     async def main() -> None:
         filled = "insert into TABLE select n, 'x' from generate_series(-50, 49) as n"
-        async with created("create table TABLE (key smallint primary key, text text)", filled) as table:
-            async with connected_origin(f"table={table}") as origin:
-                for size in (1, 33, 100):
-                    assert sorted(int(key) for key, _ in await scanned(origin, size=size, limit=7)) == [*range(-50, 50)]
+        async with (
+            created("create table TABLE (key smallint primary key, text text)", filled) as table,
+            connected_origin(f"table={table}") as origin,
+        ):
+            for size in (1, 33, 100):
+                assert sorted(int(key) for key, _ in await scanned(origin, size=size, limit=7)) == [*range(-50, 50)]
 
     run(main())
