@@ -59,7 +59,7 @@ LOOKED_UP = {
     ("cli/live/show.py", "redirected_output"): "streams of sys",
     ("cli/simulate_handler.py", "_TrialLoader._forget"): "modules of a user",
     ("cli/simulate_handler.py", "_TrialLoader._found"): "the module of a user",
-    ("config.py", "_function"): "the module of a user",
+    ("config.py", "_found"): "the module of a user",
     ("core/bodies.py", "_dumped"): "models of pydantic, which may not be installed",
     ("core/bodies.py", "_fields"): "models of pydantic, which may not be installed",
     ("core/bodies.py", "_name"): "any type may be annotated",

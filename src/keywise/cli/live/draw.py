@@ -179,7 +179,7 @@ def _format_event(event: events.Event) -> str:
         case events.MarkedSuspect():
             return f"{count(event.keys, 'key')} had been written without the ledger, and may be suspect now"
         case events.Unrepairable():
-            return "there is neither an origin nor a refetch function, so keys that an outage makes suspect are not repaired"
+            return "without an origin or a refetch function, keys that an outage makes suspect are not repaired"
         case events.Alarmed():
             return f"{_cause(event.cause)}; {_cause(event.advice)}"
     return plain(described(event))
