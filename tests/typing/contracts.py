@@ -5,6 +5,8 @@ A parameter that changes in one class, or in the contract only, is an error in t
 `test_contracts.py` checks that no class and no contract is missing.
 """
 
+from keywise.adapters.dynamodb.origin import DynamoOrigin
+from keywise.adapters.dynamodb.sink import DynamoSink
 from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink
 from keywise.adapters.http.sink import HttpSink
 from keywise.adapters.memory.database import MemoryDatabase
@@ -53,6 +55,7 @@ from keywise.core.history import HistoryStore
 from keywise.core.ledger import Ledger, LosesWrites, MarkingLedger, PluggedLedger, TransferableLedger
 from keywise.core.ledger_steps import WorkingSet
 from keywise.core.object_store import ObjectStore
+from keywise.core.origin import Origin
 from keywise.core.record import RecordTable
 from keywise.core.serial.contract import CountsLostSessions, TransactedTurns, Turns, TurnsOperator, TurnsTransaction
 from keywise.core.serial.steps import TurnBook
@@ -150,7 +153,7 @@ TRANSACTION: tuple[type[Transaction], ...] = (MemoryTransaction, SqliteTransacti
 MARKING_TRANSACTION: tuple[type[MarkingTransaction], ...] = (PostgresTransaction,)
 
 # Sinks.
-SINK: tuple[type[Sink], ...] = (MemorySink, HttpSink, OpenSearchSink, FunctionSink)
+SINK: tuple[type[Sink], ...] = (MemorySink, HttpSink, OpenSearchSink, DynamoSink, FunctionSink)
 ATOMIC_SINK: tuple[type[AtomicSink], ...] = (
     MemoryTable,
     SqliteSink,
@@ -160,7 +163,17 @@ ATOMIC_SINK: tuple[type[AtomicSink], ...] = (
     TransactedFunctionSink,
 )
 RECORD_TABLE: tuple[type[RecordTable], ...] = (SqliteRecordTable, PostgresRecordTable)
-READABLE_SINK: tuple[type[ReadableSink], ...] = (MemorySink, MemoryTable, SqliteSink, PostgresSink, OpenSearchSink)
+READABLE_SINK: tuple[type[ReadableSink], ...] = (
+    MemorySink,
+    MemoryTable,
+    SqliteSink,
+    PostgresSink,
+    OpenSearchSink,
+    DynamoSink,
+)
+
+# Origins.
+ORIGIN: tuple[type[Origin], ...] = (DynamoOrigin,)
 
 # Object stores.
 OBJECT_STORE: tuple[type[ObjectStore], ...] = (BucketStore, FolderStore)

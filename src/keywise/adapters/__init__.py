@@ -11,6 +11,7 @@ from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import AddressError, MissingExtraError, SettingsError
 from keywise.core.ledger import PluggedLedger
 from keywise.core.object_store import ObjectStore
+from keywise.core.origin import Origin
 from keywise.core.serial.contract import TurnPolicy, Turns
 from keywise.core.sink import AtomicSink, Sink
 from keywise.core.source import Source
@@ -42,10 +43,14 @@ ADAPTERS = {
         **dict.fromkeys(POSTGRES, "keywise.adapters.postgres.sink"),
         **dict.fromkeys(SEARCH, "keywise.adapters.opensearch.sink"),
         **dict.fromkeys(("http", "https"), "keywise.adapters.http.sink"),
+        "dynamodb": "keywise.adapters.dynamodb.sink",
     },
     "record_sinks": {
         "sqlite": "keywise.adapters.sqlite.record_table",
         **dict.fromkeys(POSTGRES, "keywise.adapters.postgres.record_table"),
+    },
+    "origins": {
+        "dynamodb": "keywise.adapters.dynamodb.origin",
     },
     "turns": {
         "memory": "keywise.adapters.memory.serial",
@@ -58,7 +63,7 @@ ADAPTERS = {
 }
 
 # Packages of `keywise.adapters` that have a client library, with the extra that brings it.
-EXTRAS = {name: name for name in ("postgres", "redis", "rabbitmq", "sqs", "pubsub", "opensearch", "http")} | {
+EXTRAS = {name: name for name in ("postgres", "redis", "rabbitmq", "sqs", "pubsub", "opensearch", "http", "dynamodb")} | {
     "obstore": "objects"
 }
 
@@ -88,6 +93,12 @@ def connect_record_sink(address: Address) -> Sink | AtomicSink:
     with _discreet(address):
         sink: Sink | AtomicSink = _finder(role, address, address.scheme)(address)
         return sink
+
+
+def connect_origin(address: Address) -> Origin:
+    with _discreet(address):
+        origin: Origin = _finder("origins", address, address.scheme)(address)
+        return origin
 
 
 def connect_turns(address: Address, owner: str, policy: TurnPolicy, *, backend: str = "") -> Turns:

@@ -1,0 +1,120 @@
+"""A proxy in front of DynamoDB Local: it throttles as Amazon does, loses answers, and notes what is asked."""
+
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+TYPE = "application/x-amz-json-1.0"
+PREFIX = "com.amazonaws.dynamodb.v20120810#"
+THROTTLED = ("ProvisionedThroughputExceededException", "ThrottlingException")
+KEPT = {"Content-Type", "X-Amz-Target", "Authorization", "X-Amz-Date"}
+
+Asked = dict[str, Any]
+
+
+class DynamoDbFaults:
+    """Passes requests on. Shares of the calls, drawn by a seed, are throttled or lose their answer."""
+
+    def __init__(self, server_url: str, seed: int = 1) -> None:
+        self.port = 0
+        self.asked: list[tuple[str, Asked]] = []
+        """Every request: the action, and what it says."""
+        self.throttled_share = 0.0
+        self.lost_share = 0.0
+        self.skipped_share = 0.0
+        """So many keys of each batch are left to be read again, but never all of them."""
+        self.skips_all = False
+        """Whether no key of a batch is read."""
+        self.judge: Callable[[str, Asked], tuple[int, str] | None] = lambda action, asked: None
+        """Decides on a request before the shares do: a status and an error code to answer with."""
+        self.before: Callable[[str, Asked], None] = lambda action, asked: None
+        """Called before a request is passed on."""
+        self.throttled = 0
+        self.lost = 0
+        self.skipped = 0
+        self.side_by_side = 0
+        """The most requests that were under way at the same time."""
+        self._under_way = 0
+        self._server_url = server_url
+        self._random = random.Random(seed)
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def of(self, action: str) -> list[Asked]:
+        return [asked for one, asked in self.asked if one == action]
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        action = request.headers.get("X-Amz-Target", "").rpartition(".")[2]
+        asked: Asked = json.loads(await request.read())
+        self.asked.append((action, asked))
+        if (refusal := self.judge(action, asked)) is not None:
+            return refused(*refusal)
+        if action != "DescribeTable" and self._random.random() < self.throttled_share:
+            self.throttled += 1
+            return refused(400, self._random.choice(THROTTLED))
+        if self.skips_all and action == "BatchGetItem":
+            return web.json_response({"Responses": {}, "UnprocessedKeys": asked["RequestItems"]}, content_type=TYPE)
+        skipped = self._skip(asked) if action == "BatchGetItem" else {}
+        self.before(action, asked)
+        status, body = await self._forward(request, asked)
+        if action != "DescribeTable" and self._random.random() < self.lost_share:
+            self.lost += 1
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response()
+        if skipped and status == 200:
+            body = json.dumps(json.loads(body) | {"UnprocessedKeys": skipped}).encode()
+        return web.Response(status=status, body=body, content_type=TYPE)
+
+    def _skip(self, asked: Asked) -> Asked:
+        """Take keys out of a batch; one is left, because DynamoDB refuses an empty batch."""
+        skipped: Asked = {}
+        for table, wanted in asked["RequestItems"].items():
+            keys = [key for key in wanted["Keys"][1:] if self._random.random() < self.skipped_share]
+            if keys:
+                wanted["Keys"] = [key for key in wanted["Keys"] if key not in keys]
+                skipped[table] = wanted | {"Keys": keys}
+                self.skipped += len(keys)
+        return skipped
+
+    async def _forward(self, request: web.Request, asked: Asked) -> tuple[int, bytes]:
+        assert self._session is not None
+        headers = {name: value for name, value in request.headers.items() if name in KEPT}
+        self._under_way += 1
+        self.side_by_side = max(self.side_by_side, self._under_way)
+        try:
+            async with self._session.post(self._server_url, data=json.dumps(asked), headers=headers) as answer:
+                return answer.status, await answer.read()
+        finally:
+            self._under_way -= 1
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["DynamoDbFaults"]:
+        runner = web.ServerRunner(web.Server(self.serve, handler_cancellation=True))
+        async with aiohttp.ClientSession() as self._session:
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            self.port = runner.addresses[0][1]
+            try:
+                yield self
+            finally:
+                await runner.cleanup()
+
+
+def dynamodb_faults(server_url: str, seed: int = 1) -> AbstractAsyncContextManager[DynamoDbFaults]:
+    """A new proxy on a free port of this machine."""
+    return DynamoDbFaults(server_url, seed).running()
+
+
+def refused(status: int, code: str) -> web.Response:
+    body = {"__type": f"{PREFIX}{code}", "message": "words of the service"}
+    return web.json_response(body, status=status, content_type=TYPE)
