@@ -1,4 +1,4 @@
-"""Credentials for tests of Amazon's services: a local server takes any, and no test asks a metadata service for some."""
+"""Credentials for tests of Amazon's services: local servers take any, and no test asks a metadata service for some."""
 
 import pytest
 

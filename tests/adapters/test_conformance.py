@@ -26,11 +26,7 @@ FACTORIES = {
     | sqs_benches.SOURCES
     | pubsub_benches.SOURCES,
     "ledgers": LEDGERS | postgres_benches.LEDGERS | redis_benches.LEDGERS,
-    "sinks": SINKS
-    | postgres_benches.SINKS
-    | http_benches.SINKS
-    | opensearch_benches.SINKS
-    | dynamodb_benches.SINKS,
+    "sinks": SINKS | postgres_benches.SINKS | http_benches.SINKS | opensearch_benches.SINKS | dynamodb_benches.SINKS,
     "record_sinks": RECORD_SINKS,
     "turns": TURNS | postgres_turns_benches.TURNS | redis_turns_benches.TURNS,
 }

@@ -7,7 +7,9 @@ only what a test puts there, in memory. It never throttles; `dynamodb_faults.py`
 import http.client
 import json
 import platform
+import re
 import shutil
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,7 +126,21 @@ def find_home() -> Path:
 
 
 def build(report: Report) -> None:
-    home = jars.fetch(NAME, report)
+    home = jars.fetch(NAME, report, prepare=_remove_class_path)
     report("starts once, to keep its classes")
     with machine.scratch_folder(NAME) as folder:
         DynamoDbServer(home, folder).keep_classes()
+
+
+def _remove_class_path(lib: Path) -> None:
+    """Its jar names its own folder as a class path, and the JVM archives no classes beside a folder that has files."""
+    [jar] = lib.glob("DynamoDBLocal-*.jar")
+    changed = jar.with_suffix(".changed")
+    with zipfile.ZipFile(jar) as old, zipfile.ZipFile(changed, "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            content = old.read(entry)
+            if entry.filename == "META-INF/MANIFEST.MF":
+                # A long line goes on after a line break and a space.
+                content = re.sub(rb"(?m)^Class-Path:.*\r?\n( .*\r?\n)*", b"", content)
+            new.writestr(entry, content)
+    changed.rename(jar)

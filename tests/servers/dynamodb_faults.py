@@ -1,7 +1,6 @@
 """A proxy in front of DynamoDB Local: it throttles as Amazon does, loses answers, and notes what is asked."""
 
 import json
-import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -18,20 +17,20 @@ Asked = dict[str, Any]
 
 
 class DynamoDbFaults:
-    """Passes requests on. Shares of the calls, drawn by a seed, are throttled or lose their answer."""
+    """Passes requests on. Every so many of them, one is throttled or loses its answer; zero means never."""
 
-    def __init__(self, server_url: str, seed: int = 1) -> None:
+    def __init__(self, server_url: str) -> None:
         self.port = 0
         self.asked: list[tuple[str, Asked]] = []
         """Every request: the action, and what it says."""
-        self.throttled_share = 0.0
-        self.lost_share = 0.0
-        self.skipped_share = 0.0
-        """So many keys of each batch are left to be read again, but never all of them."""
+        self.throttle_every = 0
+        self.lose_every = 0
+        self.skip_every = 0
+        """Of the keys of a batch, one in so many is left to be read again, but never the first."""
         self.skips_all = False
         """Whether no key of a batch is read."""
         self.judge: Callable[[str, Asked], tuple[int, str] | None] = lambda action, asked: None
-        """Decides on a request before the shares do: a status and an error code to answer with."""
+        """Decides on a request first: a status and an error code to answer with."""
         self.before: Callable[[str, Asked], None] = lambda action, asked: None
         """Called before a request is passed on."""
         self.throttled = 0
@@ -41,7 +40,8 @@ class DynamoDbFaults:
         """The most requests that were under way at the same time."""
         self._under_way = 0
         self._server_url = server_url
-        self._random = random.Random(seed)
+        self._taken = 0
+        self._carried_out = 0
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -57,15 +57,18 @@ class DynamoDbFaults:
         self.asked.append((action, asked))
         if (refusal := self.judge(action, asked)) is not None:
             return refused(*refusal)
-        if action != "DescribeTable" and self._random.random() < self.throttled_share:
+        is_of_rows = action != "DescribeTable"
+        self._taken += is_of_rows
+        if is_of_rows and is_due(self._taken, self.throttle_every):
             self.throttled += 1
-            return refused(400, self._random.choice(THROTTLED))
+            return refused(400, THROTTLED[self.throttled % len(THROTTLED)])
         if self.skips_all and action == "BatchGetItem":
             return web.json_response({"Responses": {}, "UnprocessedKeys": asked["RequestItems"]}, content_type=TYPE)
         skipped = self._skip(asked) if action == "BatchGetItem" else {}
         self.before(action, asked)
         status, body = await self._forward(request, asked)
-        if action != "DescribeTable" and self._random.random() < self.lost_share:
+        self._carried_out += is_of_rows
+        if is_of_rows and is_due(self._carried_out, self.lose_every):
             self.lost += 1
             assert request.transport is not None
             request.transport.close()
@@ -78,7 +81,7 @@ class DynamoDbFaults:
         """Take keys out of a batch; one is left, because DynamoDB refuses an empty batch."""
         skipped: Asked = {}
         for table, wanted in asked["RequestItems"].items():
-            keys = [key for key in wanted["Keys"][1:] if self._random.random() < self.skipped_share]
+            keys = [key for place, key in enumerate(wanted["Keys"]) if place and is_due(place, self.skip_every)]
             if keys:
                 wanted["Keys"] = [key for key in wanted["Keys"] if key not in keys]
                 skipped[table] = wanted | {"Keys": keys}
@@ -110,9 +113,13 @@ class DynamoDbFaults:
                 await runner.cleanup()
 
 
-def dynamodb_faults(server_url: str, seed: int = 1) -> AbstractAsyncContextManager[DynamoDbFaults]:
+def dynamodb_faults(server_url: str) -> AbstractAsyncContextManager[DynamoDbFaults]:
     """A new proxy on a free port of this machine."""
-    return DynamoDbFaults(server_url, seed).running()
+    return DynamoDbFaults(server_url).running()
+
+
+def is_due(number: int, every: int) -> bool:
+    return every > 0 and number % every == 0
 
 
 def refused(status: int, code: str) -> web.Response:

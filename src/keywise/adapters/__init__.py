@@ -63,9 +63,9 @@ ADAPTERS = {
 }
 
 # Packages of `keywise.adapters` that have a client library, with the extra that brings it.
-EXTRAS = {name: name for name in ("postgres", "redis", "rabbitmq", "sqs", "pubsub", "opensearch", "http", "dynamodb")} | {
-    "obstore": "objects"
-}
+EXTRAS = {
+    name: name for name in ("postgres", "redis", "rabbitmq", "sqs", "pubsub", "opensearch", "http", "dynamodb")
+} | {"obstore": "objects"}
 
 
 def connect_source(address: Address) -> Source:

@@ -59,7 +59,7 @@ async def test_a_missing_table_and_a_wrong_key_end_the_start():
     composite = server.create_table(fresh("table"), sort="part")
     assert "id and part, and keywise has one key" in str(await failure(composite))
     assert "has the type N" in str(await failure(server.create_table(fresh("table"), kind="N")))
-    assert "write key=id" in str(await failure(created(), key="page"))
+    assert "or write key=id in the URL" in str(await failure(created(), key="page"))
 
 
 @awaited

@@ -128,7 +128,7 @@ async def test_keys_that_a_batch_leaves_out_are_read_again():
     fill(table, 250)
     keys = [f"k{number}" for number in range(250)]
     async with dynamodb_faults(shared.dynamodb().url) as proxy, origin_of(table, proxy.url) as origin:
-        proxy.skipped_share = 0.3
+        proxy.skip_every = 3
         assert (await origin.fetch([*keys, "none"])).keys() == set(keys)
         assert proxy.skipped > 50
         assert all(len(asked["RequestItems"][table]["Keys"]) <= 100 for asked in proxy.of("BatchGetItem"))
@@ -144,7 +144,7 @@ async def test_throttling_is_left_to_the_caller_and_the_cursor_stays():
     fill(table, 50)
     async with dynamodb_faults(shared.dynamodb().url) as proxy, origin_of(table, proxy.url) as origin:
         [shard] = await origin.shards(100)
-        proxy.throttled_share, throttled = 0.3, 0
+        proxy.throttle_every, throttled = 3, 0
         keys: list[str] = []
         after, is_last = "", False
         while not is_last:
@@ -157,7 +157,7 @@ async def test_throttling_is_left_to_the_caller_and_the_cursor_stays():
             after, is_last = page.after, page.is_last
         assert throttled == proxy.throttled > 0
         assert all(asked["ConsistentRead"] for asked in proxy.of("Scan"))
-        proxy.throttled_share, proxy.lost_share = 0.0, 1.0
+        proxy.throttle_every, proxy.lose_every = 0, 1
         with pytest.raises(UnavailableError):
             await origin.scan(shard, "", 5)
     assert sorted(keys) == sorted(f"k{number}" for number in range(50))

@@ -22,11 +22,11 @@ class Press(Shop):
 
     def __init__(self, folder: Path, url: str, **options: object) -> None:
         super().__init__(folder)
-        defined = self.app.pipeline("pages", key="key", version="version", deleted={"gone": [True]}, **QUICK, **options)
+        defined = self.app.pipeline("shop", key="key", version="version", deleted={"gone": [True]}, **QUICK, **options)
         defined.source(self.url).sink(url)
 
     async def handles(self, bodies: list[bytes]) -> None:
-        await self.app.send("pages", *map(msgspec.json.decode, bodies))
+        await self.app.send("shop", *map(msgspec.json.decode, bodies))
         await self.work_until_empty(limit_s=100)
 
 
@@ -36,12 +36,12 @@ def shown(table: str) -> dict[str, int]:
 
 def test_the_table_ends_exact_and_throttling_costs_no_attempt(tmp_path: Path):
     """One attempt is all that a change has: a throttled one would be a dead letter if it counted."""
-    bodies, truth = history(seed=5, keys=40, versions=6)
+    bodies, truth = history(seed=5, keys=100, versions=3)
 
     async def story() -> None:
         table = created()
         async with dynamodb_faults(shared.dynamodb().url) as proxy:
-            proxy.throttled_share = 0.05
+            proxy.throttle_every = 20
             press = Press(tmp_path, url_of(table, proxy.url), retry=Retry(attempts=1))
             await press.handles(bodies)
             assert proxy.throttled > 0
@@ -53,13 +53,13 @@ def test_the_table_ends_exact_and_throttling_costs_no_attempt(tmp_path: Path):
 
 
 def test_the_table_ends_exact_when_answers_are_lost(tmp_path: Path):
-    bodies, truth = history(seed=6, keys=40, versions=6)
+    bodies, truth = history(seed=6, keys=100, versions=3)
 
     async def story() -> None:
         table = created()
         async with dynamodb_faults(shared.dynamodb().url) as proxy:
-            proxy.throttled_share, proxy.lost_share = 0.05, 0.05
-            press = Press(tmp_path, url_of(table, proxy.url, generation="reindexVersion"), lease="3s")
+            proxy.throttle_every, proxy.lose_every = 20, 19
+            press = Press(tmp_path, url_of(table, proxy.url, generation="reindexVersion"), lease="3s", margin="0.5s")
             await press.handles(bodies)
             assert proxy.lost > 0
         assert shown(table) == truth

@@ -5,7 +5,7 @@ All reads are consistent. Tombstones of a sink of keywise are no rows.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 from keywise.adapters.dynamodb.items import is_tombstone, row_of
 from keywise.adapters.dynamodb.table import OPTIONS, TOMBSTONE, DynamoTable, table_at
@@ -60,7 +60,12 @@ class DynamoOrigin:
         if after == END:
             return Page([], END, is_last=True)
         number, _, count = shard.bounds.partition("/")
-        request = {"Segment": int(number), "TotalSegments": int(count), "Limit": limit, "ConsistentRead": True}
+        request: dict[str, Any] = {
+            "Segment": int(number),
+            "TotalSegments": int(count),
+            "Limit": limit,
+            "ConsistentRead": True,
+        }
         if after:
             request["ExclusiveStartKey"] = self._table.key_of(after.removeprefix(AFTER))
         answer = await self._table.ask("scan", **request)
@@ -78,8 +83,6 @@ def connect(address: Address) -> Origin:
     options = address.take("key", "tombstone", "segments", *OPTIONS)
     segments = options.get("segments")
     if segments is not None and not (segments.isascii() and segments.isdigit() and 1 <= int(segments) <= SEGMENTS_MAX):
-        raise AddressError(
-            f"{redacted(address.url)}: segments={segments} has to be a number from 1 to {SEGMENTS_MAX}"
-        )
+        raise AddressError(f"{redacted(address.url)}: segments={segments} has to be a number from 1 to {SEGMENTS_MAX}")
     table = table_at(address, options)
     return DynamoOrigin(table, options.get("tombstone", TOMBSTONE), int(segments) if segments else None)

@@ -32,7 +32,7 @@ class RequestSlots:
             await self._changed.wait_for(lambda: self._taken < self.adaptive_limit.limit)
             self._taken += 1
         try:
-            while 0 < (wait_s := self.adaptive_limit.wait_s) <= PATIENCE_S:
+            if 0 < (wait_s := self.adaptive_limit.wait_s) <= PATIENCE_S:
                 await asyncio.sleep(wait_s)
             yield
         finally:

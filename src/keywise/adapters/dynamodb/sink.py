@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from keywise.adapters.aws.errors import error_code, refusal_of, was_sent
 from keywise.adapters.aws.service import Answer
-from keywise.adapters.dynamodb.errors import CONDITION_FAILED, IN_TRANSACTION, INVALID
+from keywise.adapters.dynamodb.errors import CONDITION_FAILED, IN_TRANSACTION, INVALID, MISSING_TABLE
 from keywise.adapters.dynamodb.items import (
     Held,
     Item,
@@ -27,7 +27,7 @@ from keywise.adapters.dynamodb.items import (
     write_of,
 )
 from keywise.adapters.dynamodb.requests import RequestSlots
-from keywise.adapters.dynamodb.table import OPTIONS, TOMBSTONE, DynamoTable, is_of_key, table_at
+from keywise.adapters.dynamodb.table import OPTIONS, TOMBSTONE, DynamoTable, table_at
 from keywise.core.change import Change, Outcome
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AddressError, DatabaseError, KeywiseError, ThrottledError, UnavailableError
@@ -155,7 +155,7 @@ class DynamoSink:
         try:
             found = await self._table.ask("get_item", Key=name, ConsistentRead=True)
         except KeywiseError as error:
-            return self._failed(error, is_write=False)
+            return await self._failed(error, is_write=False)
         if not (item := found.get("Item")):
             return APPLIED
         request: dict[str, Any] = {"Key": name, "ExpressionAttributeNames": names}
@@ -184,27 +184,38 @@ class DynamoSink:
                     self._slots.record_success()
                     return dict(refusal.response.get("Item") or {})
                 if is_again or not _is_lost(error):
-                    return self._failed(error, is_write=True)
+                    return await self._failed(error, is_write=True)
             else:
                 break
         self._slots.record_success()
         return None
 
-    def _failed(self, error: KeywiseError, *, is_write: bool) -> SinkResult:
+    async def _failed(self, error: KeywiseError, *, is_write: bool) -> SinkResult:
         """Return the result of a change whose request was refused, or not answered."""
         cause, refusal = str(error), refusal_of(error)
         code = error_code(refusal) if refusal is not None else ""
         if isinstance(error, ThrottledError):
             self._slots.record_throttling(cause)
-        elif code == INVALID and not is_of_key(error):
-            # The item is too large, or an attribute has a type that an index of the table does not take.
-            return permanent(cause)
+        elif code in (INVALID, MISSING_TABLE):
+            return await self._refused(cause)
         elif is_write and _is_lost(error):
             return SinkResult(Outcome.BUSY, cause, certainty=Certainty.UNKNOWN)
         elif code != IN_TRANSACTION:
             # Permissions, addresses and outages concern every change, so none of them is at fault.
             self._slots.record_outage(cause)
         return SinkResult(Outcome.BUSY, cause)
+
+    async def _refused(self, cause: str) -> SinkResult:
+        """Blame the change, unless the table is gone or has another key.
+
+        The item may be too large, or an attribute may have a type that an index of the table does not take.
+        """
+        try:
+            await self._table.find_again()
+        except KeywiseError as error:
+            self._slots.record_outage(str(error))
+            return self._paused()
+        return permanent(cause)
 
     def _paused(self) -> SinkResult:
         return SinkResult(Outcome.BUSY, self._slots.adaptive_limit.cause)

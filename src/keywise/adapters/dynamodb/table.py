@@ -7,11 +7,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from keywise.adapters.aws.errors import error_code, refusal_of
 from keywise.adapters.aws.service import Answer, AwsService
-from keywise.adapters.dynamodb.errors import DYNAMODB_CODES, MISSING_TABLE
+from keywise.adapters.dynamodb.errors import DYNAMODB_CODES
 from keywise.adapters.dynamodb.items import Item
-from keywise.core.errors import AddressError, DatabaseError, KeywiseError, ThrottledError, UnavailableError
+from keywise.core.errors import AddressError, DatabaseError, ThrottledError, UnavailableError
 from keywise.core.url import Address, redacted
 
 OPTIONS = ("region", "endpoint", "profile")
@@ -65,11 +64,7 @@ class DynamoTable:
     async def ask(self, action: str, **request: Any) -> Answer:
         """Send one request about this table."""
         call = getattr(self.service.client, action)
-        try:
-            return await self.service.answered(call(TableName=self.name, **request))
-        except KeywiseError as error:
-            self._notice(error)
-            raise
+        return await self.service.answered(call(TableName=self.name, **request))
 
     async def items(self, keys: Sequence[str]) -> dict[str, Item]:
         """Read the items of these keys consistently. A key that has no item is left out.
@@ -81,7 +76,7 @@ class DynamoTable:
         left = list(dict.fromkeys(keys))
         while asked := left[:READ_MAX]:
             request = {"Keys": [self.key_of(key) for key in asked], "ConsistentRead": True}
-            answer = await self._batch_get(request)
+            answer = await self.service.answered(self.service.client.batch_get_item(RequestItems={self.name: request}))
             read = answer.get("Responses", {}).get(self.name, ())
             found |= {item[self.key]["S"]: item for item in read}
             skipped = answer.get("UnprocessedKeys", {}).get(self.name, {}).get("Keys", ())
@@ -90,17 +85,10 @@ class DynamoTable:
             left = [one[self.key]["S"] for one in skipped] + left[READ_MAX:]
         return found
 
-    async def _batch_get(self, request: Mapping[str, Any]) -> Answer:
-        try:
-            return await self.service.answered(self.service.client.batch_get_item(RequestItems={self.name: request}))
-        except KeywiseError as error:
-            self._notice(error)
-            raise
-
-    def _notice(self, error: KeywiseError) -> None:
-        """Look for the table again before the next write if this error says that it is gone, or has another key."""
-        if (refusal := refusal_of(error)) is not None and (error_code(refusal) == MISSING_TABLE or is_of_key(error)):
-            self._is_known = False
+    async def find_again(self) -> None:
+        """Look whether the table is still there, with the same key."""
+        self._is_known = False
+        await self.find()
 
     def key_of(self, key: str) -> dict[str, Any]:
         return {self.key: {"S": key}}
@@ -115,8 +103,8 @@ class DynamoTable:
             )
         if self.key and names != [self.key]:
             raise DatabaseError(
-                f"{self.service.name}: the partition key of the table is {names[0]}, and the URL says key={self.key}; "
-                f"write key={names[0]}"
+                f"{self.service.name}: the partition key of the table is {names[0]}, and not {self.key}; check the "
+                f"table, or write key={names[0]} in the URL"
             )
         [kind] = [one["AttributeType"] for one in found["AttributeDefinitions"] if one["AttributeName"] == names[0]]
         if kind != "S":
@@ -125,17 +113,11 @@ class DynamoTable:
                 f"{self.service.name}: the partition key {names[0]} has the type {kind}, and keys of keywise are text; "
                 "use a table whose key has the type S"
             )
-        return names[0]
-
-
-def is_of_key(error: KeywiseError) -> bool:
-    """Whether DynamoDB refused a request because the table has another key than it had."""
-    said = str(error)
-    return any(words in said for words in ("does not match the schema", "Missing the key", "Type mismatch for key"))
+        return str(names[0])
 
 
 def table_at(address: Address, options: Mapping[str, str]) -> DynamoTable:
-    """The table of `dynamodb://TABLE`. Credentials come from the environment, a profile or a role, never from the URL."""
+    """The table of a URL. Credentials come from the environment, a profile or a role, never from the URL."""
     url = redacted(address.url)
     if "@" in address.host:
         raise AddressError(

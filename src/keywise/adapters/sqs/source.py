@@ -17,6 +17,8 @@ from typing import Any, Self
 
 import msgspec
 
+from keywise.adapters.aws.errors import aws_errors, error_code, refusal_of
+from keywise.adapters.aws.service import ANSWER_S, Answer, AwsService
 from keywise.adapters.sqs.batches import RequestLimit, batches, numbered, sized_batches
 from keywise.adapters.sqs.errors import RIGHTS, SQS_CODES, failed_entries
 from keywise.adapters.sqs.messages import (
