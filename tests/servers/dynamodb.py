@@ -22,7 +22,7 @@ from servers.process import START_S, ServerProcess
 NAME = "dynamodb"
 MAIN = "software.amazon.dynamodb.services.local.main.ServerRunner"
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-# Any credentials do, as long as the request is signed by somebody.
+# It checks no signature, but there has to be one.
 SIGNED = {
     "Authorization": "AWS4-HMAC-SHA256 Credential=local/20260101/us-east-1/dynamodb/aws4_request, "
     "SignedHeaders=host, Signature=0",

@@ -1,5 +1,6 @@
 """A proxy in front of DynamoDB Local: it throttles as Amazon does, loses answers, and notes what is asked."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -33,6 +34,10 @@ class DynamoDbFaults:
         """Decides on a request first: a status and an error code to answer with."""
         self.before: Callable[[str, Asked], None] = lambda action, asked: None
         """Called before a request is passed on."""
+        self.hangs = False
+        """Whether a request gets no answer, until the client breaks it off."""
+        self.hanging = 0
+        """How many such requests are under way."""
         self.throttled = 0
         self.lost = 0
         self.skipped = 0
@@ -62,6 +67,8 @@ class DynamoDbFaults:
         if is_of_rows and is_due(self._taken, self.throttle_every):
             self.throttled += 1
             return refused(400, THROTTLED[self.throttled % len(THROTTLED)])
+        if self.hangs:
+            await self._hang()
         if self.skips_all and action == "BatchGetItem":
             return web.json_response({"Responses": {}, "UnprocessedKeys": asked["RequestItems"]}, content_type=TYPE)
         skipped = self._skip(asked) if action == "BatchGetItem" else {}
@@ -76,6 +83,13 @@ class DynamoDbFaults:
         if skipped and status == 200:
             body = json.dumps(json.loads(body) | {"UnprocessedKeys": skipped}).encode()
         return web.Response(status=status, body=body, content_type=TYPE)
+
+    async def _hang(self) -> None:
+        self.hanging += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.hanging -= 1
 
     def _skip(self, asked: Asked) -> Asked:
         """Take keys out of a batch; one is left, because DynamoDB refuses an empty batch."""

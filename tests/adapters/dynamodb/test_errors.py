@@ -15,6 +15,8 @@ pytestmark = pytest.mark.server("dynamodb")
 
 BAD_URLS = {
     "dynamodb://key:s3cret@pages": "credentials never belong into the URL",
+    "dynamodb://?endpoint=http://key:s3cret@host": "the endpoint of dynamodb:// has a user",
+    "dynamodb://pages?endpoint=http://key:s3cret%40host": "credentials never belong into the URL",
     "dynamodb://pages/more": "write the table as the host",
     "dynamodb://p%20s": "is no name of a table",
     "dynamodb://pages?endpoint=localhost:8000": "write for example endpoint=http://127.0.0.1:8000",

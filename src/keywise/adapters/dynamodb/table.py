@@ -41,6 +41,7 @@ class DynamoTable:
         self._is_known = False
 
     async def open(self, connections: int) -> None:
+        self._is_known = False
         await self.service.open(connections)
 
     async def close(self) -> None:
@@ -119,9 +120,11 @@ class DynamoTable:
 def table_at(address: Address, options: Mapping[str, str]) -> DynamoTable:
     """The table of a URL. Credentials come from the environment, a profile or a role, never from the URL."""
     url = redacted(address.url)
-    if "@" in address.host:
+    if "@" in address.host + options.get("endpoint", ""):
+        # The text before the @ may be a password, so an endpoint with one is not shown.
+        shown = url if "@" in address.host else f"the endpoint of dynamodb://{address.host}"
         raise AddressError(
-            f"{url} has a user; credentials never belong into the URL: set AWS_ACCESS_KEY_ID and "
+            f"{shown} has a user; credentials never belong into the URL: set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, name a profile with profile=, or give the machine a role"
         )
     if address.path.strip("/"):
