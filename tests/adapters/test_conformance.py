@@ -5,6 +5,7 @@ from contextlib import suppress
 import pytest
 
 from adapters.benches import LEDGERS, ORIGINS, SINKS, SOURCES
+from adapters.dynamodb import benches as dynamodb_benches
 from adapters.http import benches as http_benches
 from adapters.opensearch import benches as opensearch_benches
 from adapters.postgres import benches as postgres_benches
@@ -33,7 +34,7 @@ FACTORIES = {
     | sqs_benches.SOURCES
     | pubsub_benches.SOURCES,
     "ledgers": LEDGERS | postgres_benches.LEDGERS | redis_benches.LEDGERS,
-    "sinks": SINKS | postgres_benches.SINKS | http_benches.SINKS | opensearch_benches.SINKS,
+    "sinks": SINKS | postgres_benches.SINKS | http_benches.SINKS | opensearch_benches.SINKS | dynamodb_benches.SINKS,
     "record_sinks": RECORD_SINKS,
     "origins": ORIGINS | postgres_benches.ORIGINS,
     "turns": TURNS | postgres_turns_benches.TURNS | redis_turns_benches.TURNS,

@@ -48,6 +48,7 @@ CATCHES = {
 
 # Where something is looked up by a name: in what is not ours, or in fields of our own values that are listed elsewhere.
 LOOKED_UP = {
+    ("adapters/dynamodb/table.py", "DynamoTable.ask"): "calls a method of the AWS client",
     ("adapters/function/sink.py", "_name"): "any callable may be a handler",
     ("adapters/rabbitmq/broker.py", "Channel.ask"): "calls a method of pika",
     ("adapters/rabbitmq/broker.py", "_root_cause"): "errors of pika",

@@ -5,6 +5,8 @@ A parameter that changes in one class, or in the contract only, is an error in t
 `test_contracts.py` checks that no class and no contract is missing.
 """
 
+from keywise.adapters.dynamodb.origin import DynamoOrigin
+from keywise.adapters.dynamodb.sink import DynamoSink
 from keywise.adapters.function.origin import FunctionOrigin
 from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink
 from keywise.adapters.http.sink import HttpSink
@@ -155,7 +157,7 @@ TRANSACTION: tuple[type[Transaction], ...] = (MemoryTransaction, SqliteTransacti
 MARKING_TRANSACTION: tuple[type[MarkingTransaction], ...] = (PostgresTransaction,)
 
 # Sinks.
-SINK: tuple[type[Sink], ...] = (MemorySink, HttpSink, OpenSearchSink, FunctionSink)
+SINK: tuple[type[Sink], ...] = (MemorySink, HttpSink, OpenSearchSink, DynamoSink, FunctionSink)
 ATOMIC_SINK: tuple[type[AtomicSink], ...] = (
     MemoryTable,
     SqliteSink,
@@ -165,10 +167,17 @@ ATOMIC_SINK: tuple[type[AtomicSink], ...] = (
     TransactedFunctionSink,
 )
 RECORD_TABLE: tuple[type[RecordTable], ...] = (SqliteRecordTable, PostgresRecordTable)
-READABLE_SINK: tuple[type[ReadableSink], ...] = (MemorySink, MemoryTable, SqliteSink, PostgresSink, OpenSearchSink)
+READABLE_SINK: tuple[type[ReadableSink], ...] = (
+    MemorySink,
+    MemoryTable,
+    SqliteSink,
+    PostgresSink,
+    OpenSearchSink,
+    DynamoSink,
+)
 
 # Origins.
-ORIGIN: tuple[type[Origin], ...] = (MemoryOrigin, SqliteOrigin, PostgresOrigin, FunctionOrigin)
+ORIGIN: tuple[type[Origin], ...] = (MemoryOrigin, SqliteOrigin, PostgresOrigin, DynamoOrigin, FunctionOrigin)
 
 # Object stores.
 OBJECT_STORE: tuple[type[ObjectStore], ...] = (BucketStore, FolderStore)
