@@ -324,6 +324,9 @@ async def the_highest_generation_follows_a_suspect_key(bench: LedgerBench) -> No
         await _commit(bench, ChangeHeader("a", order))
         await bench.ledger.mark_suspect([ChangeHeader("a", (0, 1, 0))])
         same("the highest generation", await bench.another.control_store.highest_generation(), order[2])
+    await bench.ledger.mark_suspect([ChangeHeader("b", None)])
+    await _commit(bench, ChangeHeader("b", (0, 1, 6)))
+    same("the generation of a new key", await bench.another.control_store.highest_generation(), 6)
 
 
 async def _commit(bench: LedgerBench, header: ChangeHeader) -> None:
