@@ -301,7 +301,7 @@ async def claims_follow_replaced_controls_at_once(bench: LedgerBench) -> None:
 
 @CONTROL_STORE_PROMISES.add(SAFE)
 async def the_highest_generation_is_that_of_any_mark(bench: LedgerBench) -> None:
-    """The highest generation is that of the marks now, whatever is going on with their keys; a claim has none yet."""
+    """The highest generation is that of the marks now, also of keys that are held; a claim has none yet."""
     control_store = bench.another.control_store
     same("the highest generation of a new pipeline", await control_store.highest_generation(), 0)
     await bench.committed(None, key="unversioned")
