@@ -1,4 +1,7 @@
-"""Variants that break the rule on rows of a reindex. The histories of `core.row_histories` find them."""
+"""Variants that break the rule on rows of a reindex.
+
+The simulator has no rows yet, so the random histories in `core/row_histories.py` have to find them.
+"""
 
 from msgspec.structs import replace
 

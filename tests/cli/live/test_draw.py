@@ -191,6 +191,7 @@ def test_an_outage_is_told_since_when_and_what_followed():
 
 def test_what_hardly_any_pipeline_has_is_shown_once_it_happens():
     view = View(["p"], clock=lambda: 100.0)
+    view(events.Started(pipeline="p", strategy="leased", grade="plain", source="queue"))
     assert "removed" not in "".join(drawn(view.look(), 80))
     view(events.Settled(pipeline="p", outcome=Outcome.REMOVED, changes=2))
     assert "  changes  applied 0  stale 0  duplicate 0  superseded 0  removed 2  dead 0" in drawn(view.look(), 80)

@@ -301,7 +301,7 @@ async def claims_follow_replaced_controls_at_once(bench: LedgerBench) -> None:
 
 @CONTROL_STORE_PROMISES.add(SAFE)
 async def the_highest_generation_is_that_of_any_mark(bench: LedgerBench) -> None:
-    """The highest generation is that of the marks now, whatever is going on with their keys; a claim has none yet."""
+    """The highest generation is that of the marks now, also of keys that are held; a claim has none yet."""
     control_store = bench.another.control_store
     same("the highest generation of a new pipeline", await control_store.highest_generation(), 0)
     await bench.committed(None, key="unversioned")
@@ -324,6 +324,9 @@ async def the_highest_generation_follows_a_suspect_key(bench: LedgerBench) -> No
         await _commit(bench, ChangeHeader("a", order))
         await bench.ledger.mark_suspect([ChangeHeader("a", (0, 1, 0))])
         same("the highest generation", await bench.another.control_store.highest_generation(), order[2])
+    await bench.ledger.mark_suspect([ChangeHeader("b", None)])
+    await _commit(bench, ChangeHeader("b", (0, 1, 6)))
+    same("the generation of a new key", await bench.another.control_store.highest_generation(), 6)
 
 
 async def _commit(bench: LedgerBench, header: ChangeHeader) -> None:
