@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Self
 
 from keywise.core.errors import UnavailableError
@@ -20,10 +21,9 @@ class LazyOrigin:
 
     async def __aenter__(self) -> Self:
         if self._opens_at_start:
-            try:
+            # If it is away, the next call tries again.
+            with suppress(UnavailableError):
                 await self._open()
-            except UnavailableError:
-                pass  # The next call tries again.
         return self
 
     async def __aexit__(self, *error: object) -> None:
