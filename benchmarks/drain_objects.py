@@ -21,7 +21,7 @@ import keywise
 from benchmarks import keywise_sqlite, object_workload, raw_objects
 from benchmarks.drain import Drained
 from benchmarks.drain_postgres import vacuum
-from keywise.adapters.sqs.service import SqsService
+from keywise.adapters.sqs.service import sqs_service
 from keywise.adapters.sqs.source import REQUESTS, SqsSource
 from keywise.core.events import Settled
 
@@ -180,7 +180,7 @@ async def _announce(job: ObjectJob) -> None:
         await client.create_queue(QueueName=job.queue)
     names = object_workload.small_names(job.objects)
     bodies = [object_workload.s3_notification(name, number) for number, name in enumerate(names)]
-    async with SqsSource(SqsService("bench", job.sqs, "us-east-1"), job.queue, ACCOUNT) as source:
+    async with SqsSource(sqs_service("bench", job.sqs, "us-east-1"), job.queue, ACCOUNT) as source:
         await source.send(bodies)
 
 

@@ -16,7 +16,7 @@ from aiobotocore.session import get_session
 
 from benchmarks import workload
 from benchmarks.drain import Drained, Job, add_job_arguments
-from keywise.adapters.sqs.service import SqsService
+from keywise.adapters.sqs.service import sqs_service
 from keywise.adapters.sqs.source import REQUESTS, SqsSource
 
 QUEUE = "bench"
@@ -69,7 +69,7 @@ async def drain_bare(job: Job, url: str) -> Timed:
 
 async def drain_source(job: Job, url: str) -> Timed:
     """The source of keywise: deliveries with ids, receipts, times, counts and headers."""
-    async with SqsSource(SqsService("bench", url, "us-east-1"), QUEUE, ACCOUNT) as source:
+    async with SqsSource(sqs_service("bench", url, "us-east-1"), QUEUE, ACCOUNT) as source:
         started, cpu, seen = time.perf_counter(), time.process_time(), 0
         while seen < job.changes:
             deliveries = await source.receive(job.batch, WAIT_S)
@@ -83,7 +83,7 @@ async def _drained(
 ) -> Timed:
     async with get_session().create_client("sqs", region_name="us-east-1", endpoint_url=url) as client:
         await client.create_queue(QueueName=QUEUE)
-    async with SqsSource(SqsService("bench", url, "us-east-1"), QUEUE, ACCOUNT) as source:
+    async with SqsSource(sqs_service("bench", url, "us-east-1"), QUEUE, ACCOUNT) as source:
         await source.send(bodies)
         timed = await drain(job, url)
         assert (left := await source.depth()) == 0, f"{left} messages are left"

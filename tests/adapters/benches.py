@@ -1,26 +1,33 @@
 """A factory for each plug in the folders of keywise: what the conformance suite makes its benches with."""
 
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import msgspec
+
+from keywise.adapters.function.origin import FunctionOrigin
 from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
+from keywise.adapters.memory.origin import MemoryOrigin
 from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.adapters.memory.source import MemorySource
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
+from keywise.adapters.sqlite.origin import SqliteOrigin
 from keywise.adapters.sqlite.sink import SqliteSink
 from keywise.adapters.sqlite.source import SqliteSource
 from keywise.core.change import Change
 from keywise.core.clock import boot_time
 from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import PermanentError
+from keywise.core.origin import Page, Shard
 from keywise.core.sink import Grade
-from keywise.core.statements import UserTable
+from keywise.core.statements import OriginTable, UserTable
 from keywise.core.transaction import Transaction
-from keywise.testing.conformance import LedgerBench, SinkBench, SourceBench
-from keywise.testing.conformance.benches.sqlite import SqliteBenchDatabase
+from keywise.testing.conformance import KeyKind, LedgerBench, OriginBench, SinkBench, SourceBench, UncheckedError
+from keywise.testing.conformance.benches.memory import MappedRows
+from keywise.testing.conformance.benches.sqlite import KEY_COLUMNS, SqliteBenchDatabase, SqliteRows
 from keywise.testing.conformance.sinks import put
 from servers.machine import IN_MEMORY
 
@@ -232,7 +239,105 @@ def transacted_sink(kind: str):
     return make
 
 
+# Origins.
+
+
+@asynccontextmanager
+async def memory_origin(keys: KeyKind) -> AsyncIterator[OriginBench]:
+    rows = mapped_rows(keys)
+    yield OriginBench(origin=MemoryOrigin(rows.rows), another=MemoryOrigin(rows.rows), rows=rows)
+
+
+def mapped_rows(keys: KeyKind) -> MappedRows:
+    if keys is not KeyKind.TEXT:
+        raise UncheckedError("a mapping has texts as keys, and each of them once")
+    return MappedRows({})
+
+
+def sqlite_origin(declared: str = "", body: str = ""):
+    """A table whose key column is declared like that, or as usual."""
+
+    @asynccontextmanager
+    async def make(keys: KeyKind) -> AsyncIterator[OriginBench]:
+        with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+            path = f"{folder}/truth.db"
+            rows = SqliteRows(path, "pages")
+            rows.execute(f"create table pages (key {declared or KEY_COLUMNS[keys]}, text text, {_BODY})")
+            if declared and keys is not KeyKind.TEXT:
+                raise UncheckedError("the column is declared for texts")
+            one, other = (SqliteOrigin(path, OriginTable("pages", body=body)) for _ in range(2))
+            yield OriginBench(origin=one, another=other, rows=rows)
+
+    return make
+
+
+_BODY = "body text as (json_object('key', cast(key as text), 'text', text))"
+
+
+class UserPages:
+    """What a user may write: rows as values, and empty pages in between."""
+
+    def __init__(self, rows: dict[str, bytes], *, is_consistent: bool = True) -> None:
+        self.rows = rows
+        self.is_consistent = is_consistent
+
+    def shards(self, size: int) -> list[Shard]:
+        return [Shard("even", "0"), Shard("odd", "1")]
+
+    def scan(self, shard: Shard, after: str, limit: int) -> Page:
+        seen, skipped = after.partition(" ")[2], after.startswith("skipped")
+        if not skipped:
+            return Page([], f"skipped {seen}", is_last=False)
+        keys = [key for key in sorted(self.rows) if f" {key}" > f" {seen}" or (not seen and key <= "")]
+        own = [key for key in keys if len(key) % 2 == int(shard.bounds)][:limit]
+        rows = [{"key": key, "text": text_in(self.rows[key])} for key in own]
+        return Page(rows, f"read {own[-1]}" if own else after, is_last=len(own) < limit)
+
+    def fetch(self, keys: Sequence[str]) -> dict[str, bytes | None]:
+        return {key: self.rows.get(key) for key in keys}
+
+
+def text_in(body: bytes) -> str:
+    return msgspec.json.decode(body)["text"]
+
+
+class AsyncUserPages(UserPages):
+    """The same with coroutines; it leaves out keys that are gone."""
+
+    async def shards(self, size: int) -> list[Shard]:
+        return super().shards(size)
+
+    async def scan(self, shard: Shard, after: str, limit: int) -> Page:
+        return super().scan(shard, after, limit)
+
+    async def fetch(self, keys: Sequence[str]) -> dict[str, bytes]:
+        return {key: self.rows[key] for key in keys if key in self.rows}
+
+
+def function_origin(kind: type[UserPages], *, is_consistent: bool = True):
+    @asynccontextmanager
+    async def make(keys: KeyKind) -> AsyncIterator[OriginBench]:
+        rows = mapped_rows(keys)
+        one, other = (FunctionOrigin(kind(rows.rows, is_consistent=is_consistent)) for _ in range(2))
+        yield OriginBench(origin=one, another=other, rows=rows)
+
+    return make
+
+
 SOURCES = {"memory.source": {"memory": memory_source}, "sqlite.source": {"sqlite": sqlite_source}}
+ORIGINS = {
+    "memory.origin": {"memory": memory_origin},
+    "sqlite.origin": {
+        "sqlite": sqlite_origin(),
+        "sqlite with a unique column": sqlite_origin("varchar(9000) not null unique"),
+        "sqlite with bodies": sqlite_origin(body="body"),
+    },
+    "function.origin": {
+        "plain object": function_origin(UserPages),
+        "async object": function_origin(AsyncUserPages),
+        "lagging object": function_origin(UserPages, is_consistent=False),
+    },
+}
 LEDGERS = {"memory.ledger": {"memory": memory_ledger}, "sqlite.ledger.ledger": {"sqlite": sqlite_ledger}}
 SINKS = {
     "memory.sink": {

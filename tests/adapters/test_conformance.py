@@ -1,8 +1,11 @@
 """Every adapter keeps the promises of its protocol; one without a factory is reported by name."""
 
+from contextlib import suppress
+
 import pytest
 
-from adapters.benches import LEDGERS, SINKS, SOURCES
+from adapters.benches import LEDGERS, ORIGINS, SINKS, SOURCES
+from adapters.dynamodb import benches as dynamodb_benches
 from adapters.http import benches as http_benches
 from adapters.opensearch import benches as opensearch_benches
 from adapters.postgres import benches as postgres_benches
@@ -15,7 +18,13 @@ from adapters.redis.serial import benches as redis_turns_benches
 from adapters.serial_benches import TURNS
 from adapters.sqs import benches as sqs_benches
 from keywise.adapters import ADAPTERS
-from keywise.testing.conformance import ledger_promises, sink_promises, source_promises
+from keywise.testing.conformance import (
+    UncheckedError,
+    ledger_promises,
+    origin_promises,
+    sink_promises,
+    source_promises,
+)
 from running import run
 
 FACTORIES = {
@@ -25,16 +34,20 @@ FACTORIES = {
     | sqs_benches.SOURCES
     | pubsub_benches.SOURCES,
     "ledgers": LEDGERS | postgres_benches.LEDGERS | redis_benches.LEDGERS,
-    "sinks": SINKS | postgres_benches.SINKS | http_benches.SINKS | opensearch_benches.SINKS,
+    "sinks": SINKS | postgres_benches.SINKS | http_benches.SINKS | opensearch_benches.SINKS | dynamodb_benches.SINKS,
     "record_sinks": RECORD_SINKS,
+    "origins": ORIGINS | postgres_benches.ORIGINS,
     "turns": TURNS | postgres_turns_benches.TURNS | redis_turns_benches.TURNS,
 }
 
 
+WITHOUT_URL = {"sinks": {"function.sink"}, "origins": {"function.origin"}}
+
+
 def modules(role: str) -> set[str]:
-    """The modules of a role below keywise.adapters. Handlers are a sink without a URL."""
+    """The modules of a role below keywise.adapters. Handlers and objects of the user's have no URL."""
     found = {module.removeprefix("keywise.adapters.") for module in ADAPTERS[role].values()}
-    return found | {"function.sink"} if role == "sinks" else found
+    return found | WITHOUT_URL.get(role, set())
 
 
 def named(files: dict) -> dict:
@@ -69,3 +82,9 @@ def test_a_ledger_keeps_its_promises(make, promise):
 @pytest.mark.parametrize(("make", "promise"), pairs(SINKS, lambda make: run(sink_promises(make))))
 def test_a_sink_keeps_its_promises(make, promise):
     run(promise(make))
+
+
+@pytest.mark.parametrize(("make", "promise"), pairs(ORIGINS, lambda make: run(origin_promises(make))))
+def test_an_origin_keeps_its_promises(make, promise):
+    with suppress(UncheckedError):
+        run(promise(make))

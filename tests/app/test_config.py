@@ -79,6 +79,11 @@ def functions(app: App, shop: ModuleType) -> None:
     pipeline.lookup(shop.lookup)
 
 
+def origins(app: App, shop: ModuleType) -> None:
+    app.pipeline("search", key="id").origin("sqlite:////data/shop.db?table=pages&key=id")
+    app.pipeline("other", key="id").origin(shop.TRUTH)
+
+
 def several(app: App, shop: ModuleType) -> None:
     app.pipeline("b", key="id").source("memory://")
     app.pipeline("a", key="id").sink("memory://?grade=plain")
@@ -180,6 +185,18 @@ DEFINITIONS: dict[str, tuple[Callable[[App, ModuleType], None], str]] = {
         apply = "toml_shop:index"
         refetch = "toml_shop:refetch"
         lookup = "toml_shop:lookup"
+        """,
+    ),
+    "origins": (
+        origins,
+        """
+        [pipeline.search]
+        key = "id"
+        origin = "sqlite:///${SHOP_DB}?table=pages&key=id"
+
+        [pipeline.other]
+        key = "id"
+        origin = "toml_shop:TRUTH"
         """,
     ),
     "several pipelines": (

@@ -79,6 +79,14 @@ MISTAKES: dict[str, tuple[Callable[[App], object], str]] = {
         "key = 'id'\nhistory = ['all']",
     ),
     "a sink that is no URL": (lambda app: app.pipeline("search", key="id").sink("shop"), "key = 'id'\nsink = 'shop'"),
+    "an origin that is no URL": (
+        lambda app: app.pipeline("search", key="id").origin("shop"),
+        "key = 'id'\norigin = 'shop'",
+    ),
+    "an origin without methods": (
+        lambda app: app.pipeline("search", key="id").origin(sys.modules["toml_shop"].lookup),
+        "key = 'id'\norigin = 'toml_shop:lookup'",
+    ),
     "two targets": (
         lambda app: app.pipeline("search", key="id").sink("memory://").apply(sys.modules["toml_shop"].index),
         "key = 'id'\nsink = 'memory://'\napply = 'toml_shop:index'",
@@ -150,6 +158,10 @@ OBJECT_MISTAKES: dict[str, tuple[Callable[[App], object], str]] = {
     "a dialect of another store": (
         lambda app: app.objects("logs", **LOGS).source("memory://", dialect="gcs"),
         f"{IN_LOGS}sources = [{{ url = 'memory://', dialect = 'gcs' }}]",
+    ),
+    "an origin": (
+        lambda app: app.objects("logs", **LOGS).origin("sqlite:///shop.db"),
+        f"{IN_LOGS}origin = 'sqlite:///shop.db'",
     ),
     "a handler of single changes": (
         lambda app: app.objects("logs", **LOGS).apply(sys.modules["toml_shop"].index),
@@ -244,6 +256,11 @@ OWN_MISTAKES = {
         "[pipeline.search]: sources: unknown setting 'lain'; did you mean lane?",
     ),
     "a sink that is a list": (IN_SEARCH + "sink = ['memory://']", "[pipeline.search]: sink: ['memory://'] is no URL"),
+    "an origin that is a number": (IN_SEARCH + "origin = 5", "[pipeline.search]: origin: 5 is no URL"),
+    "an origin that is not there": (
+        IN_SEARCH + "origin = 'toml_shop:TRUHT'",
+        "[pipeline.search]: origin: toml_shop has no object 'TRUHT'; did you mean toml_shop:TRUTH?",
+    ),
     "an unknown word of retry": (
         IN_SEARCH + "retry = { attemps = 5 }",
         "[pipeline.search]: retry: unknown setting 'attemps'; did you mean attempts?",

@@ -50,6 +50,17 @@ def announced(message: dict) -> Put: ...
 
 
 async def write(records: list[Record[dict]]) -> None: ...
+
+
+class Truth:
+    def shards(self, size: int) -> None: ...
+
+    def scan(self, shard, after: str, limit: int) -> None: ...
+
+    def fetch(self, keys: list[str]) -> None: ...
+
+
+TRUTH = Truth()
 """
 
 

@@ -31,7 +31,14 @@ def main() -> int:
     )
     tallies = []
     for on in options.on or SINKS:
-        plan = ObjectPlan(kills=options.kills, sizes=sizes, workers=options.workers, every_s=options.every, seed=seed)
+        plan = ObjectPlan(
+            kills=options.kills,
+            sizes=sizes,
+            workers=options.workers,
+            every_s=options.every,
+            concurrency=options.concurrency,
+            seed=seed,
+        )
         tallies.append(_run(on, plan, console))
     _show(tallies)
     if options.json is not None:
@@ -74,6 +81,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=100, help="of workers, at random moments")
     parser.add_argument("--every", type=float, default=2.5, help="the mean number of seconds between two kills")
     parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--concurrency", type=int, default=4, help="how many objects a worker reads at a time")
     parser.add_argument("--small", type=int, default=sizes.small, help="objects of 10 records")
     parser.add_argument("--medium", type=int, default=sizes.medium, help="objects of 5 MB")
     parser.add_argument("--large", type=int, default=sizes.large, help="large objects")

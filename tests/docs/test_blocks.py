@@ -21,6 +21,7 @@ VARIABLES: dict[str, tuple[str, Callable[[Page], str]]] = {
     "REDIS_URL": ("redis", lambda page: shared.redis().url),
     "SERVICE_URL": ("http", lambda page: shared.http().space().url.removesuffix("/documents/{key}")),
     "SEARCH_HOST": ("opensearch", lambda page: f"127.0.0.1:{shared.opensearch().port}"),
+    "DYNAMODB_URL": ("dynamodb", lambda page: shared.dynamodb().url),
     "SQS_HOST": ("elasticmq", lambda page: f"127.0.0.1:{shared.elasticmq().port}"),
     "S3_URL": ("seaweedfs", lambda page: shared.seaweed().url),
     "PUBSUB_EMULATOR_HOST": ("pubsub", lambda page: shared.pubsub().address),

@@ -1,14 +1,18 @@
 """What an operator does with objects, named by their URIs: announce again, pause, reset, replay, and look."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from ingest.uploads import LONG, Uploads, versioned
+from keywise.core.change import ChangeHeader, above
+from keywise.core.entry import Advance, LeaseTerms, Position
 from keywise.core.errors import AdminError, LetterError
 from keywise.flow.pipeline import OpenPipeline
+from keywise.flow.repair import Repairer
 from keywise.ingest.keys import object_key
 from keywise.ingest.object_report import ObjectReport, object_figures_of, object_report_of
 from keywise.operate.admin import AuditNote, PipelineAdmin
@@ -68,6 +72,48 @@ async def test_a_forced_object_is_read_again_and_the_next_version_wins(tmp_path:
     await uploads.app.send("logs", {"uri": uri, "v": 8})
     await uploads.work(1)
     assert uploads.held(name) == [3]
+
+
+@awaited
+async def test_a_removal_does_not_delete_what_a_newer_order_has_begun(uploads: Uploads):
+    """An operator removes an object and then forces it; the worker that read it for that has died."""
+    uri = uploads.put("a", 1, 2)
+    await uploads.read(uri)
+    removed = await act(uploads, lambda admin: admin.remove(uri))
+
+    async def begin_newer(pipeline: OpenPipeline) -> None:
+        terms = LeaseTerms("dead worker", 30.0)
+        results = await pipeline.ledger.claim([ChangeHeader(object_key(uri), above(removed.order))], terms)
+        assert await pipeline.ledger.advance([Advance(results.granted[0], Position(0))]) == []
+        await pipeline.ledger.release(results.granted)
+
+    await uploads.ask(begin_newer)
+    await uploads.work(1)
+    assert uploads.held("a") == [1, 2]
+
+
+@awaited
+async def test_a_repair_waits_for_a_change_of_the_object_that_is_under_way(uploads: Uploads):
+    """Announced again meanwhile, the object would start again at the beginning, and its repair would never end."""
+    uri = uploads.put("a", 1)
+    await uploads.read(uri)
+
+    async def repair(pipeline: OpenPipeline) -> dict[str, str]:
+        pipeline.settings = replace(pipeline.settings, horizon_s=1e-9)
+        async with running_heartbeat(pipeline) as heartbeat:
+            return await Repairer(pipeline, heartbeat).run([object_key(uri)])
+
+    async def leave_under_way(pipeline: OpenPipeline) -> None:
+        entry = await pipeline.admin.inspect(object_key(uri))
+        assert entry is not None and entry.mark is not None
+        await pipeline.admin.mark_suspect([ChangeHeader(object_key(uri), entry.mark)])
+        newer = ChangeHeader(object_key(uri), above(entry.mark))
+        await pipeline.ledger.release((await pipeline.ledger.claim([newer], LeaseTerms("slow worker", 30.0))).granted)
+
+    await uploads.ask(leave_under_way)
+    waits = await uploads.ask(repair)
+    assert "under way" in waits[object_key(uri)]
+    assert await uploads.depth() == 0
 
 
 @awaited

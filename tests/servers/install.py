@@ -5,12 +5,13 @@ import shutil
 import sys
 import time
 
-from servers import elasticmq, fakegcs, machine, opensearch, pubsub, seaweedfs, shared
+from servers import dynamodb, elasticmq, fakegcs, machine, opensearch, pubsub, seaweedfs, shared
 from servers.machine import MissingPackageError, MissingServerError, Report
 
 BUILDS = {
     "opensearch": opensearch.build,
     "elasticmq": elasticmq.build,
+    "dynamodb": dynamodb.build,
     "seaweedfs": seaweedfs.build,
     "pubsub": pubsub.build,
     "fakegcs": fakegcs.build,

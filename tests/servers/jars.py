@@ -1,7 +1,7 @@
 """Servers that run on the Java of this machine, from jars that Maven fetches."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from servers import machine
@@ -56,8 +56,14 @@ def find(name: str) -> Path:
     return home
 
 
-def fetch(name: str, report: Report, *, goal: str = "copy-dependencies") -> Path:
-    """Fetch what the server's pom lists, as jars or unpacked, and return the folder."""
+def fetch(
+    name: str,
+    report: Report,
+    *,
+    goal: str = "copy-dependencies",
+    prepare: Callable[[Path], None] = lambda lib: None,
+) -> Path:
+    """Fetch what the server's pom lists, as jars or unpacked, let `prepare` change that, and return the folder."""
     find_java()
     maven = machine.installed("maven", lambda: shutil.which("mvn"))
 
@@ -67,6 +73,7 @@ def fetch(name: str, report: Report, *, goal: str = "copy-dependencies") -> Path
         pom = str(shutil.copy(_pom_of(name), folder / "pom.xml"))
         command = (maven, "--quiet", "--batch-mode", "--strict-checksums", "--file", pom, f"dependency:{goal}")
         machine.run([*command, "-DincludeScope=runtime", f"-DoutputDirectory={folder / 'lib'}"], report)
+        prepare(folder / "lib")
 
     return machine.build_once(_home_of(name), fill)
 

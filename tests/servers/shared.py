@@ -4,6 +4,8 @@ import os
 from contextlib import ExitStack
 
 from servers import pgbouncer, seaweedfs
+from servers.dynamodb import DynamoDbServer, dynamodb_server
+from servers.dynamodb import find_home as find_dynamodb
 from servers.elasticmq import ElasticMqServer, elasticmq_server
 from servers.elasticmq import find_home as find_elasticmq
 from servers.fakegcs import FakeGcsServer, fakegcs_server
@@ -33,6 +35,7 @@ NEEDED = {
     "opensearch": find_opensearch,
     "rabbitmq": find_rabbitmq,
     "elasticmq": find_elasticmq,
+    "dynamodb": find_dynamodb,
     "seaweedfs": seaweedfs.find_program,
     "pubsub": find_pubsub,
     "fakegcs": find_fakegcs,
@@ -47,6 +50,7 @@ _opensearch: list[OpenSearchServer] = []
 _rabbitmq: list[RabbitServer] = []
 _seaweedfs: list[seaweedfs.SeaweedServer] = []
 _elasticmq: list[ElasticMqServer] = []
+_dynamodb: list[DynamoDbServer] = []
 _pubsub: list[PubSubServer] = []
 _fakegcs: list[FakeGcsServer] = []
 
@@ -100,6 +104,13 @@ def elasticmq() -> ElasticMqServer:
     return _elasticmq[0]
 
 
+def dynamodb() -> DynamoDbServer:
+    """The shared DynamoDB Local; nobody may stop it."""
+    if not _dynamodb:
+        _dynamodb.append(_stack.enter_context(dynamodb_server()))
+    return _dynamodb[0]
+
+
 def pubsub() -> PubSubServer:
     """The shared Pub/Sub; nobody may stop it, and who moves its clock moves it back."""
     if not _pubsub:
@@ -122,6 +133,7 @@ def stop_all() -> None:
     _rabbitmq.clear()
     _seaweedfs.clear()
     _elasticmq.clear()
+    _dynamodb.clear()
     _pubsub.clear()
     _fakegcs.clear()
     _stack.close()

@@ -16,6 +16,7 @@ import pytest
 
 from running import scaled
 from servers import machine, shared
+from servers.dynamodb import dynamodb_server
 from servers.elasticmq import elasticmq_server
 from servers.fakegcs import fakegcs_server
 from servers.pubsub import pubsub_server
@@ -123,6 +124,7 @@ def test_servers_that_are_there_are_left_alone(tmp_path: Path):
     "start",
     [
         pytest.param(elasticmq_server, marks=pytest.mark.server("elasticmq"), id="elasticmq"),
+        pytest.param(dynamodb_server, marks=pytest.mark.server("dynamodb"), id="dynamodb"),
         pytest.param(seaweedfs_server, marks=pytest.mark.server("seaweedfs"), id="seaweedfs"),
         pytest.param(pubsub_server, marks=pytest.mark.server("pubsub"), id="pubsub"),
         pytest.param(partial(fakegcs_server, "127.0.0.1:1"), marks=pytest.mark.server("fakegcs"), id="fakegcs"),

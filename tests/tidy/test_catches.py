@@ -48,6 +48,7 @@ CATCHES = {
 
 # Where something is looked up by a name: in what is not ours, or in fields of our own values that are listed elsewhere.
 LOOKED_UP = {
+    ("adapters/dynamodb/table.py", "DynamoTable.ask"): "calls a method of the AWS client",
     ("adapters/function/sink.py", "_name"): "any callable may be a handler",
     ("adapters/rabbitmq/broker.py", "Channel.ask"): "calls a method of pika",
     ("adapters/rabbitmq/broker.py", "_root_cause"): "errors of pika",
@@ -59,7 +60,7 @@ LOOKED_UP = {
     ("cli/live/show.py", "redirected_output"): "streams of sys",
     ("cli/simulate_handler.py", "_TrialLoader._forget"): "modules of a user",
     ("cli/simulate_handler.py", "_TrialLoader._found"): "the module of a user",
-    ("config.py", "_function"): "the module of a user",
+    ("config.py", "_found"): "the module of a user",
     ("core/bodies.py", "_dumped"): "models of pydantic, which may not be installed",
     ("core/bodies.py", "_fields"): "models of pydantic, which may not be installed",
     ("core/bodies.py", "_name"): "any type may be annotated",

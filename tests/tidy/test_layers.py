@@ -27,7 +27,7 @@ MAY_IMPORT = {
 }
 
 # Each technology stands alone, except that one may build on another one's client.
-SHARED_ADAPTERS = {("opensearch", "http")}
+SHARED_ADAPTERS = {("opensearch", "http"), ("sqs", "aws"), ("dynamodb", "aws")}
 
 # They decide, and others act.
 PURE = {

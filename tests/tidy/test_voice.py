@@ -33,6 +33,8 @@ WORDS = {
 PATTERN = re.compile(r"(?<![\w`.])(" + "|".join(WORDS) + r")(?![\w`(])", re.IGNORECASE)
 
 FOLDERS = (
+    "src/keywise/adapters/aws/",
+    "src/keywise/adapters/dynamodb/",
     "src/keywise/adapters/function/",
     "src/keywise/adapters/http/",
     "src/keywise/adapters/opensearch/",

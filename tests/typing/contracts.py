@@ -5,11 +5,15 @@ A parameter that changes in one class, or in the contract only, is an error in t
 `test_contracts.py` checks that no class and no contract is missing.
 """
 
+from keywise.adapters.dynamodb.origin import DynamoOrigin
+from keywise.adapters.dynamodb.sink import DynamoSink
+from keywise.adapters.function.origin import FunctionOrigin
 from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink
 from keywise.adapters.http.sink import HttpSink
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.dump import MemoryLedgerTransfer
 from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction, MemoryWorkingSet
+from keywise.adapters.memory.origin import MemoryOrigin
 from keywise.adapters.memory.serial import MemoryTurns
 from keywise.adapters.memory.serial_book import MemoryTurnBook
 from keywise.adapters.memory.sink import MemorySink, MemoryTable
@@ -21,6 +25,7 @@ from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
 from keywise.adapters.postgres.ledger.working_set import PostgresWorkingSet
+from keywise.adapters.postgres.origin import PostgresOrigin, PostgresReadDatabase
 from keywise.adapters.postgres.record_table import PostgresRecordTable
 from keywise.adapters.postgres.serial.admin import PostgresTurnsOperator
 from keywise.adapters.postgres.serial.lock_backend import PostgresLockTurns
@@ -41,6 +46,7 @@ from keywise.adapters.sqlite.ledger.dump import SqliteLedgerTransfer
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
 from keywise.adapters.sqlite.ledger.working_set import SqliteWorkingSet
+from keywise.adapters.sqlite.origin import SqliteOrigin
 from keywise.adapters.sqlite.record_table import SqliteRecordTable
 from keywise.adapters.sqlite.serial.backend import SqliteTurns
 from keywise.adapters.sqlite.serial.book import SqliteTurnBook
@@ -53,6 +59,7 @@ from keywise.core.history import HistoryStore
 from keywise.core.ledger import Ledger, LosesWrites, MarkingLedger, PluggedLedger, TransferableLedger
 from keywise.core.ledger_steps import WorkingSet
 from keywise.core.object_store import ObjectStore
+from keywise.core.origin import Origin
 from keywise.core.record import RecordTable
 from keywise.core.serial.contract import CountsLostSessions, TransactedTurns, Turns, TurnsOperator, TurnsTransaction
 from keywise.core.serial.steps import TurnBook
@@ -150,7 +157,7 @@ TRANSACTION: tuple[type[Transaction], ...] = (MemoryTransaction, SqliteTransacti
 MARKING_TRANSACTION: tuple[type[MarkingTransaction], ...] = (PostgresTransaction,)
 
 # Sinks.
-SINK: tuple[type[Sink], ...] = (MemorySink, HttpSink, OpenSearchSink, FunctionSink)
+SINK: tuple[type[Sink], ...] = (MemorySink, HttpSink, OpenSearchSink, DynamoSink, FunctionSink)
 ATOMIC_SINK: tuple[type[AtomicSink], ...] = (
     MemoryTable,
     SqliteSink,
@@ -160,14 +167,24 @@ ATOMIC_SINK: tuple[type[AtomicSink], ...] = (
     TransactedFunctionSink,
 )
 RECORD_TABLE: tuple[type[RecordTable], ...] = (SqliteRecordTable, PostgresRecordTable)
-READABLE_SINK: tuple[type[ReadableSink], ...] = (MemorySink, MemoryTable, SqliteSink, PostgresSink, OpenSearchSink)
+READABLE_SINK: tuple[type[ReadableSink], ...] = (
+    MemorySink,
+    MemoryTable,
+    SqliteSink,
+    PostgresSink,
+    OpenSearchSink,
+    DynamoSink,
+)
+
+# Origins.
+ORIGIN: tuple[type[Origin], ...] = (MemoryOrigin, SqliteOrigin, PostgresOrigin, DynamoOrigin, FunctionOrigin)
 
 # Object stores.
 OBJECT_STORE: tuple[type[ObjectStore], ...] = (BucketStore, FolderStore)
 
 # Databases.
 FAIR_WRITE_DATABASE: tuple[type[FairWriteDatabase], ...] = (SqliteDatabase,)
-ASYNC_DATABASE: tuple[type[AsyncDatabase], ...] = (PostgresDatabase,)
+ASYNC_DATABASE: tuple[type[AsyncDatabase], ...] = (PostgresDatabase, PostgresReadDatabase)
 SINGLE_WRITER_DATABASE: tuple[type[SingleWriterDatabase], ...] = (SqliteDatabase, MemoryDatabase)
 
 # Stores of serial functions.

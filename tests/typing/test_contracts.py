@@ -116,6 +116,7 @@ ROLES = {
     "ledgers": {"PluggedLedger"},
     "sinks": {"Sink", "AtomicSink"},
     "record_sinks": {"Sink", "AtomicSink"},
+    "origins": {"Origin"},
     "turns": {"Turns"},
     "stores": {"ObjectStore"},
 }

@@ -43,6 +43,7 @@ ADAPTERS = {
         **dict.fromkeys(POSTGRES, "keywise.adapters.postgres.sink"),
         **dict.fromkeys(SEARCH, "keywise.adapters.opensearch.sink"),
         **dict.fromkeys(("http", "https"), "keywise.adapters.http.sink"),
+        "dynamodb": "keywise.adapters.dynamodb.sink",
     },
     "record_sinks": {
         "sqlite": "keywise.adapters.sqlite.record_table",
@@ -52,6 +53,7 @@ ADAPTERS = {
         "memory": "keywise.adapters.memory.origin",
         "sqlite": "keywise.adapters.sqlite.origin",
         **dict.fromkeys(POSTGRES, "keywise.adapters.postgres.origin"),
+        "dynamodb": "keywise.adapters.dynamodb.origin",
     },
     "turns": {
         "memory": "keywise.adapters.memory.serial",
@@ -64,9 +66,9 @@ ADAPTERS = {
 }
 
 # Packages of `keywise.adapters` that have a client library, with the extra that brings it.
-EXTRAS = {name: name for name in ("postgres", "redis", "rabbitmq", "sqs", "pubsub", "opensearch", "http")} | {
-    "obstore": "objects"
-}
+EXTRAS = {
+    name: name for name in ("postgres", "redis", "rabbitmq", "sqs", "pubsub", "opensearch", "http", "dynamodb")
+} | {"obstore": "objects"}
 
 
 def connect_source(address: Address) -> Source:

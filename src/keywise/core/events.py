@@ -222,7 +222,7 @@ class MarkedSuspect(Event, frozen=True, kw_only=True):
 
 
 class Unrepairable(Event, frozen=True, kw_only=True):
-    """Emitted at start: an outage may make keys suspect, and without a refetch function nothing can repair them."""
+    """Emitted at start: an outage may make keys suspect, and nothing can repair them without an origin or refetch."""
 
 
 class SinkEmpty(Event, frozen=True, kw_only=True):

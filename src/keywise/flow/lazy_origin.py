@@ -21,8 +21,7 @@ class LazyOrigin:
 
     async def __aenter__(self) -> Self:
         if self._opens_at_start:
-            # If it is away, the next call tries again.
-            with suppress(UnavailableError):
+            with suppress(UnavailableError):  # The next call tries again.
                 await self._open()
         return self
 

@@ -193,11 +193,8 @@ class _Collector:
                 view.lanes = event
             case events.Paused() | events.Resumed():
                 self._is_paused = isinstance(event, events.Paused)
-            case events.Started():
-                self._start(event, now)
-            case events.Draining() | events.Stopped():
-                is_over = isinstance(event, events.Stopped)
-                view.state, self._stopped_at = ("stopped", now) if is_over else ("draining", None)
+            case events.Started() | events.Draining() | events.Stopped():
+                self._change_state(event, now)
             case events.LedgerBack():
                 view.ledger_down = None
             case events.Alarmed() | events.SweepHeld():
@@ -208,6 +205,13 @@ class _Collector:
                 view.failed_attempts += isinstance(event, events.Failed)
                 view.ledger_down = event if isinstance(event, events.LedgerDown) else view.ledger_down
                 _note(self._warnings, event, now)
+
+    def _change_state(self, event: events.Started | events.Draining | events.Stopped, now: float) -> None:
+        if isinstance(event, events.Started):
+            self._start(event, now)
+            return
+        is_over = isinstance(event, events.Stopped)
+        self._view.state, self._stopped_at = ("stopped", now) if is_over else ("draining", None)
 
     def _start(self, event: events.Started, now: float) -> None:
         view = self._view

@@ -11,12 +11,13 @@ import msgspec
 
 from adapters.benches import BAD, VISIBILITY_S
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
+from keywise.adapters.postgres.origin import PostgresOrigin, PostgresReadDatabase
 from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import PostgresSource
 from keywise.core.entry import LedgerPolicy
-from keywise.core.statements import UserTable
-from keywise.testing.conformance import LedgerBench, SinkBench, SourceBench
-from keywise.testing.conformance.benches.postgres import PostgresBenchDatabase
+from keywise.core.statements import OriginTable, UserTable
+from keywise.testing.conformance import KeyKind, LedgerBench, OriginBench, SinkBench, SourceBench, UncheckedError
+from keywise.testing.conformance.benches.postgres import KEY_COLUMNS, PostgresBenchDatabase, created_rows
 from servers import shared
 
 _numbers = itertools.count(1)
@@ -106,14 +107,53 @@ def postgres_sink(body: str, columns: tuple[str, ...] = ()):
     return make
 
 
+def postgres_origin(declared: str = "", body: str = ""):
+    """A table whose key column is declared like that, or as usual; `body` is the type of a column with bodies."""
+
+    @asynccontextmanager
+    async def make(keys: KeyKind) -> AsyncIterator[OriginBench]:
+        if declared and keys is not KeyKind.TEXT:
+            raise UncheckedError("the column is declared for texts")
+        table, url = fresh("truth"), shared.postgres().url
+        async with connected() as connection:
+            rows = await created_rows(connection, table, declared or KEY_COLUMNS[keys])
+            if body:
+                await connection.execute(_WITH_BODY.format(table=table, body=body, made=_MADE[body]))
+            one, other = (
+                PostgresOrigin(PostgresReadDatabase(url), OriginTable(table, body="body" if body else ""))
+                for _ in range(2)
+            )
+            yield OriginBench(origin=one, another=other, rows=rows)
+
+    return make
+
+
 def _compact(text: str) -> bytes:
     """As the bench writes JSON, whatever spaces the server puts into it."""
     return msgspec.json.encode(msgspec.json.decode(text))
 
 
+_MADE = {
+    "json": "json_build_object('key', new.key::text, 'text', new.text)",
+    "bytea": "convert_to(json_build_object('key', new.key::text, 'text', new.text)::text, 'UTF8')",
+}
+_WITH_BODY = """
+    alter table {table} add body {body};
+    create function {table}() returns trigger language plpgsql as $$ begin new.body := {made}; return new; end $$;
+    create trigger made before insert or update on {table} for each row execute function {table}();
+"""
 _WAITERS = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%' || $1 || '%'"
 
 SOURCES = {"postgres.source": {"postgres": postgres_source}}
+ORIGINS = {
+    "postgres.origin": {
+        "postgres": postgres_origin(),
+        "postgres in the order of a language": postgres_origin('text collate "en-x-icu" primary key'),
+        "postgres with varchar": postgres_origin("varchar(9000) unique"),
+        "postgres with json": postgres_origin(body="json"),
+        "postgres with bytes": postgres_origin(body="bytea"),
+    }
+}
 LEDGERS = {"postgres.ledger.ledger": {"postgres": postgres_ledger}}
 SINKS = {
     "postgres.sink": {

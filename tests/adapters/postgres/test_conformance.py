@@ -1,9 +1,12 @@
 """The plugs on Postgres keep the promises of their protocols, on a real server."""
 
+from contextlib import suppress
+
 import pytest
 
-from adapters.postgres.benches import LEDGERS, SINKS, SOURCES
-from keywise.testing.conformance import ledger_promises
+from adapters.postgres.benches import LEDGERS, ORIGINS, SINKS, SOURCES
+from keywise.testing.conformance import UncheckedError, ledger_promises
+from keywise.testing.conformance.origins import CONSISTENT_PROMISES, ORIGIN_PROMISES
 from keywise.testing.conformance.sinks import ATOMIC_PROMISES, READING_PROMISES
 from keywise.testing.conformance.sources import SOURCE_PROMISES, VISIBILITY_PROMISES
 from keywise.testing.conformance.transactional_queues import TRANSACTIONAL_QUEUE_PROMISES
@@ -38,3 +41,9 @@ def test_a_ledger_keeps_its_promises(make, promise):
 @pytest.mark.parametrize(("make", "promise"), pairs(SINKS, TABLE_PROMISES))
 def test_a_sink_keeps_its_promises(make, promise):
     run(promise(make))
+
+
+@pytest.mark.parametrize(("make", "promise"), pairs(ORIGINS, [*ORIGIN_PROMISES, *CONSISTENT_PROMISES]))
+def test_an_origin_keeps_its_promises(make, promise):
+    with suppress(UncheckedError):
+        run(promise(make))

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from adapters.sqs.short_times import ShortTimesSource, WaitingClock
-from keywise.adapters.sqs.service import SqsService
+from keywise.adapters.sqs.service import sqs_service
 from keywise.adapters.sqs.source import SqsSettings, SqsSource
 from keywise.testing.conformance import SourceBench
 from keywise.testing.conformance.promise import UncheckedError
@@ -41,7 +41,7 @@ def created(server: ElasticMqServer, name: str, **attributes: str) -> str:
 
 def source_at(port: int, queue: str, **settings: Any) -> SqsSource:
     """A source of a queue behind a port of this machine; it is not open."""
-    service = SqsService(f"sqs://127.0.0.1:{port}/{queue}", f"http://127.0.0.1:{port}", "us-east-1")
+    service = sqs_service(f"sqs://127.0.0.1:{port}/{queue}", f"http://127.0.0.1:{port}", "us-east-1")
     return SqsSource(service, queue, ACCOUNT, SqsSettings(**settings))
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from adapters.redis.serial.benches import turns_url
@@ -54,6 +55,32 @@ def test_every_promise_has_a_line_after_what_will_be_written(folder):
     assert all(line.startswith("kept ") for line in lines)
     assert end == f"{len(lines)} promises kept, 0 broken"
     assert not (folder.path / "shop.db").exists()
+
+
+def test_an_origin_is_checked_in_tables_of_its_own(folder):
+    answer = folder.keywise("check", "origin", "sqlite:///shop.db")
+    assert (answer.status, answer.err) == (0, "")
+    first, *lines, end = answer.out.splitlines()
+    assert first.startswith("writes to tables named check_")
+    assert all(line.startswith("kept ") for line in lines)
+    assert end == f"{len(lines)} promises kept, 0 broken"
+    assert not (folder.path / "shop.db").exists()
+
+
+@pytest.mark.server("postgres")
+def test_an_origin_in_postgres_leaves_no_table_behind(folder):
+    url = shared.postgres().create_database("checked_origin")
+    answer = folder.keywise("check", "origin", url)
+    assert (answer.status, answer.err) == (0, "")
+    assert answer.out.splitlines()[-1].endswith(" promises kept, 0 broken")
+
+    async def tables() -> list:
+        connection = await asyncpg.connect(url)
+        found = await connection.fetch("select relname from pg_class where relnamespace = 'public'::regnamespace")
+        await connection.close()
+        return found
+
+    assert run(tables()) == []
 
 
 def test_scripts_get_every_promise_by_name(folder):

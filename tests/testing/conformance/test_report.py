@@ -7,17 +7,20 @@ from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from adapters.benches import SINKS, SOURCES, memory_ledger
+from adapters.benches import ORIGINS, SINKS, SOURCES, memory_ledger
 from keywise import adapters
 from keywise.adapters.memory.ledger import MemoryLedger
+from keywise.adapters.memory.origin import MemoryOrigin
 from keywise.adapters.memory.sink import MemorySink
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Delivery
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import SettingsError
+from keywise.core.origin import Page, Shard
 from keywise.core.sink import APPLIED
 from keywise.testing import (
     BrokenPromiseError,
@@ -25,6 +28,7 @@ from keywise.testing import (
     UncheckedError,
     Verdict,
     check_ledger,
+    check_origin,
     check_sink,
     check_source,
 )
@@ -130,6 +134,109 @@ def test_a_ledger_that_releases_for_anybody_is_caught(mutate):
     assert found
 
 
+def test_the_keys_that_a_store_does_not_have_are_unchecked():
+    report = run(check_origin("memory://"))
+    assert report
+    assert {one.name for one in report.of(Verdict.UNCHECKED)} == {
+        "whole_numbers_are_keys",
+        "what_is_no_number_has_no_row",
+        "a_key_that_is_not_unique_is_refused",
+    }
+
+
+def forgets_the_last(honest):
+    async def scan(self, shard, after, limit):
+        page = await honest(self, shard, after, limit)
+        return msgspec.structs.replace(page, rows=page.rows[:-1]) if len(page.rows) == limit else page
+
+    return scan
+
+
+def begins_again(honest):
+    async def scan(self, shard, after, limit):
+        page = await honest(self, shard, "", limit)
+        return msgspec.structs.replace(page, is_last=page.is_last or bool(after))
+
+    return scan
+
+
+def never_ends(honest):
+    async def scan(self, shard, after, limit):
+        return msgspec.structs.replace(await honest(self, shard, after, limit), is_last=False)
+
+    return scan
+
+
+def counts_rows(honest):
+    """A cursor that is a number of rows: what is deleted before it shifts those behind it."""
+
+    async def scan(self, shard, after, limit):
+        whole = await honest(self, shard, "", 10_000)
+        start = int(after or 0)
+        rows = whole.rows[start : start + limit]
+        return Page(rows, str(start + len(rows)), len(rows) < limit)
+
+    return scan
+
+
+def cuts_short(honest):
+    async def scan(self, shard, after, limit):
+        page = await honest(self, shard, after, limit)
+        return msgspec.structs.replace(page, after=page.after[:500])
+
+    return scan
+
+
+def leaves_the_end_out(honest):
+    async def shards(self, size):
+        found = await honest(self, size)
+        return found[:-1] if len(found) > 1 else found
+
+    return shards
+
+
+def ignores_inserts(honest):
+    async def shards(self, size):
+        found = await honest(self, size)
+        return found[:-1] or [Shard("none", '["z","a"]')]
+
+    return shards
+
+
+def invents(honest):
+    async def fetch(self, keys):
+        return dict.fromkeys(keys, b'{"key": "", "text": ""}') | dict(await honest(self, keys))
+
+    return fetch
+
+
+def remembers(honest):
+    async def fetch(self, keys):
+        self.seen = {**await honest(self, keys), **vars(self).get("seen", {})}
+        return {key: self.seen[key] for key in keys if key in self.seen}
+
+    return fetch
+
+
+BROKEN_ORIGINS = {
+    "a row of each full page is lost": ("scan", forgets_the_last, "shards_cover_every_row_once"),
+    "a cursor is ignored": ("scan", begins_again, "a_scan_resumes_behind_its_cursor"),
+    "a scan does not end": ("scan", never_ends, "an_empty_origin_has_no_rows"),
+    "a cursor counts rows": ("scan", counts_rows, "rows_that_stay_are_read_while_others_come_and_go"),
+    "a cursor is cut short": ("scan", cuts_short, "a_very_long_key_stops_no_scan"),
+    "a shard is missing": ("shards", leaves_the_end_out, "shards_cover_every_row_once"),
+    "a shard has an end": ("shards", ignores_inserts, "an_empty_origin_has_no_rows"),
+    "a missing key has a row": ("fetch", invents, "fetch_reads_rows_and_leaves_out_missing_keys"),
+    "an old row is kept": ("fetch", remembers, "fetch_sees_confirmed_writes"),
+}
+
+
+@pytest.mark.parametrize(("method", "breaks", "promise"), BROKEN_ORIGINS.values(), ids=BROKEN_ORIGINS.keys())
+def test_an_origin_that_reads_wrongly_is_caught(mutate, method, breaks, promise):
+    mutate(MemoryOrigin, method, breaks(vars(MemoryOrigin)[method]))
+    assert promise in broken(check_origin(ORIGINS["memory.origin"]["memory"]))
+
+
 def test_a_sink_that_says_applied_and_writes_nothing_is_caught_by_its_url(mutate):
     honest = MemorySink.write
 
@@ -199,6 +306,8 @@ def rows(path: Path) -> dict[str, int]:
         (check_source, "sqlite:///shop.db?queue=live", "names a queue that may hold data in use; leave queue= out"),
         (check_sink, "sqlite:///shop.db?table=pages", "names a table that may hold data in use; leave table= out"),
         (check_sink, "sqlite:///shop.db?columns=text", "keeps only some fields"),
+        (check_origin, "sqlite:///shop.db?table=pages", "names a table that may hold data in use; leave table= out"),
+        (check_origin, "redis://host", "no origin understands"),
         (check_source, "carrier-pigeon://loft", "no source understands"),
     ],
 )

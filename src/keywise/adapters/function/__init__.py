@@ -1,1 +1,1 @@
-"""Handlers: functions of the user's as sinks."""
+"""Functions and objects of the user's as sinks and origins."""

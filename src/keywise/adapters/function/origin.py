@@ -68,14 +68,14 @@ class FunctionOrigin:
         if len(names) < len(shards):
             raise KeywiseError("shards() returned two shards of the same name; give each a name of its own")
         for shard in shards:
-            _check_length(f"the bounds of shard {shard.name!r}", shard.bounds)
+            _check_length(f"shards() returned bounds of shard {shard.name!r}", shard.bounds)
         return shards
 
     async def scan(self, shard: Shard, after: str, limit: int) -> Page:
         page: Page = await self._call(self._user_origin.scan, shard, after, limit)
         if not page.after:
             raise KeywiseError("scan() returned an empty cursor, which is before the first row; return another text")
-        _check_length("the cursor of a page", page.after)
+        _check_length("scan() returned a cursor", page.after)
         return Page([encoded(row) for row in page.rows], page.after, page.is_last)
 
     async def fetch(self, keys: Sequence[str]) -> Mapping[str, bytes]:
@@ -95,4 +95,4 @@ class FunctionOrigin:
 
 def _check_length(what: str, text: str) -> None:
     if len(text.encode()) > CURSOR_MAX_BYTES:
-        raise KeywiseError(f"{what} has more than {CURSOR_MAX_BYTES} bytes; return a shorter text")
+        raise KeywiseError(f"{what} with more than {CURSOR_MAX_BYTES} bytes; return a shorter text")

@@ -1,7 +1,6 @@
-"""Requests to OpenSearch and Elasticsearch, and what their responses mean: bulk lines, items, conflicts, overload."""
+"""Requests to OpenSearch and Elasticsearch, and what their responses mean: bulk lines, items, conflicts."""
 
 import enum
-import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,6 @@ import msgspec
 
 from keywise.adapters.http.client import HttpResponse, one_line
 from keywise.core.change import VERSION_MIN, Change, Outcome
-from keywise.core.clock import Clock, boot_time
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AddressError
 from keywise.core.sink import APPLIED, SUPERSEDED, SinkResult
@@ -31,7 +29,6 @@ INDEX_UNAVAILABLE = frozenset(
     }
 )
 """The index is closed, removed or blocked, or a shard is down; this is not the fault of a change."""
-BACKOFF_S, BACKOFF_MAX_S = 0.1, 5.0
 NAME_MAX_BYTES = 255
 
 
@@ -294,46 +291,3 @@ def _refusal_of(answer: HttpResponse) -> _Refusal:
         return _read_refusal(answer.body)
     except (msgspec.MsgspecError, UnicodeError):
         return _Refusal()
-
-
-# Overload.
-
-
-class AdaptiveLimit:
-    """Adapts to the load that the engine accepts: pauses after a refusal, and changes the size of requests."""
-
-    def __init__(self, limit_max: int, clock: Clock = boot_time) -> None:
-        self.limit = limit_max
-        """The most changes in one request."""
-        self.cause = ""
-        self._limit_max = limit_max
-        self._clock = clock
-        self._until = -math.inf
-        self._refusals = 0
-
-    @property
-    def wait_s(self) -> float:
-        """The rest of the pause; zero or less if there is none."""
-        return self._until - self._clock()
-
-    def record_refusal(
-        self, cause: str, *, wait_s: float | None = None, is_crowded: bool, is_whole: bool = True
-    ) -> None:
-        """Start or prolong the pause after a refusal.
-
-        `is_whole`: the engine refused all changes of a request, not only some. `is_crowded`: it refused because there
-        were too many at once. `wait_s`: the pause that it asked for.
-        """
-        if self.wait_s <= 0:
-            # Requests that were already under way when the pause began report the same overload again.
-            self._refusals += is_whole
-            self.limit = max(1, self.limit // 2) if is_crowded else self.limit
-        self.cause = cause
-        backoff_s = min(BACKOFF_S * 2 ** min(self._refusals, 10), BACKOFF_MAX_S)
-        self._until = max(self._until, self._clock() + (backoff_s if wait_s is None else wait_s))
-
-    def record_success(self, changes: int) -> None:
-        """Record a request without a refusal. Only one at the limit shows that the limit may be raised."""
-        self._refusals = 0
-        if changes >= self.limit:
-            self.limit = min(self._limit_max, self.limit + max(1, self.limit // 4))

@@ -15,7 +15,6 @@ from keywise.adapters.http.client import OPTIONS, HttpClient, HttpResponse, Serv
 from keywise.adapters.opensearch.documents import (
     TOO_MANY,
     Action,
-    AdaptiveLimit,
     Conflict,
     Document,
     action_of,
@@ -32,6 +31,7 @@ from keywise.adapters.opensearch.documents import (
     result_of,
     result_of_conflict,
 )
+from keywise.core.adaptive_limit import AdaptiveLimit
 from keywise.core.change import Change, Outcome
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AddressError, DatabaseError, KeywiseError, OutcomeUnknownError, UnavailableError

@@ -1,1 +1,1 @@
-"""PostgreSQL as source, ledger, sink and store of serial functions."""
+"""PostgreSQL as source, ledger, sink, origin and store of serial functions."""

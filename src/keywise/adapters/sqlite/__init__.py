@@ -1,1 +1,1 @@
-"""SQLite as source, ledger, sink and store of serial functions."""
+"""SQLite as source, ledger, sink, origin and store of serial functions."""

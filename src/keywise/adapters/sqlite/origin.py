@@ -40,8 +40,6 @@ class SqliteOrigin:
         """A writer of the user's may lock the file for a while, so nothing is read on the event loop."""
 
     async def __aenter__(self) -> Self:
-        if not Path(self.path).is_file():
-            raise DatabaseError(f"there is no file {self.path}; name the SQLite database that has the rows")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="keywise-sqlite-origin")
         try:
             await self._run(self._open)
@@ -66,7 +64,7 @@ class SqliteOrigin:
 
     async def fetch(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         asked = {key for key in keys if _is_text(key)}
-        where = f"{self._key} in (select value from json_each(?)) and {self._has_key}"
+        where = f"{self._key} in (select value from json_each(?)) and {self._has_key}"  # noqa: S608
         found = await self._bodies(where, (msgspec.json.encode(sorted(asked)).decode(),))
         # In a column of numbers, 007 finds 7, which is another key.
         return {key: body for key, body in found if key in asked}
@@ -123,6 +121,8 @@ class SqliteOrigin:
 
     def _open(self) -> None:
         """Open the file, and check that the table has these columns and a unique key."""
+        if not Path(self.path).is_file():
+            raise DatabaseError(f"there is no file {self.path}; name the SQLite database that has the rows")
         place = f"{Path(self.path).absolute().as_uri()}?mode=rw"
         connection = sqlite3.connect(place, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
         self._connection = connection

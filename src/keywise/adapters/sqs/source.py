@@ -16,10 +16,11 @@ from functools import partial
 from typing import Any, Self
 
 import msgspec
-from botocore.exceptions import ClientError
 
+from keywise.adapters.aws.errors import aws_errors, error_code, refusal_of
+from keywise.adapters.aws.service import ANSWER_S, Answer, AwsService
 from keywise.adapters.sqs.batches import RequestLimit, batches, numbered, sized_batches
-from keywise.adapters.sqs.errors import RIGHTS, error_code, failed_entries, sqs_errors
+from keywise.adapters.sqs.errors import RIGHTS, SQS_CODES, failed_entries
 from keywise.adapters.sqs.messages import (
     READ_ATTRIBUTES,
     OutgoingMessage,
@@ -30,7 +31,7 @@ from keywise.adapters.sqs.messages import (
     is_group,
 )
 from keywise.adapters.sqs.polls import Polls
-from keywise.adapters.sqs.service import ANSWER_S, OPTIONS, Answer, SqsService, service_at
+from keywise.adapters.sqs.service import LONG_POLL_S, OPTIONS, service_at
 from keywise.core.change import Delivery
 from keywise.core.errors import AddressError, DatabaseError, KeywiseError, UnavailableError
 from keywise.core.settings import seconds
@@ -79,7 +80,7 @@ class SqsSource:
     database: object | None = None
 
     def __init__(
-        self, service: SqsService, queue: str, account: str = "", settings: "SqsSettings | None" = None
+        self, service: AwsService, queue: str, account: str = "", settings: "SqsSettings | None" = None
     ) -> None:
         self._settings = settings or SqsSettings()
         self.visibility_s = _whole(self._settings.visibility_s or VISIBILITY_S)
@@ -103,7 +104,7 @@ class SqsSource:
             self._polls.follow_visibility(self.visibility_s)
 
     async def __aenter__(self) -> Self:
-        await self._service.open(2 * self._settings.requests + 2)
+        await self._service.open(2 * self._settings.requests + 2, LONG_POLL_S + ANSWER_S)
         try:
             self._queue_url = await self._found_queue()
             await self._read_counts()
@@ -216,7 +217,7 @@ class SqsSource:
         try:
             await self._service.answered(client.send_message_batch(QueueUrl=url, Entries=[]))
         except DatabaseError as error:
-            if isinstance(error.__cause__, ClientError) and error_code(error.__cause__) == "AccessDenied":
+            if (refusal := refusal_of(error)) is not None and error_code(refusal) == "AccessDenied":
                 raise DatabaseError(
                     f"{self._service.name}: the queue has a redrive policy, so keywise has to send copies of messages "
                     f"that come often; allow {RIGHTS} on the queue, or add copies=0 to the URL"
@@ -238,7 +239,7 @@ class SqsSource:
         if not (messages := answer.get("Messages")):
             return []
         now, date = asyncio.get_running_loop().time(), answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
-        with sqs_errors(self._service.name):
+        with aws_errors(self._service.name, SQS_CODES):
             return [delivery_of(message, now, date) for message in messages]
 
     def _is_unfit(self, delivery: SqsDelivery) -> bool:

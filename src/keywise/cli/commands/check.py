@@ -1,4 +1,4 @@
-"""`keywise check`: tests a source, a ledger, a sink, an origin or a backend of serial functions against its contract."""
+"""`keywise check`: tests a source, ledger, sink, origin or backend of serial functions against its contract."""
 
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any

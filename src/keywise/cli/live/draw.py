@@ -186,7 +186,7 @@ def _format_event(event: events.Event) -> str:
         case events.MarkedSuspect():
             return f"{count(event.keys, 'key')} had been written without the ledger, and may be suspect now"
         case events.Unrepairable():
-            return "keys that an outage makes suspect are not repaired: there is no origin and no refetch function"
+            return "without an origin or a refetch function, keys that an outage makes suspect are not repaired"
         case events.SinkEmpty():
             return f"{format_empty(event)}; {_cause(event.advice)}"
         case events.SweepHeld():

@@ -13,7 +13,7 @@ from keywise.core.errors import SettingsError
 from keywise.core.origin import CURSOR_MAX_BYTES, Origin, Page, Shard
 from keywise.testing.conformance.promise import Promises, same
 
-PAGES_MAX = 10_000
+PAGES_MAX = 1000
 """How many pages a shard of a check may have; more would be a scan that does not end."""
 
 
@@ -65,22 +65,8 @@ CONSISTENT_PROMISES: Promises[OriginBench] = Promises()
 
 KEYS = (
     *("a", "A", "b", "Ab", "aB", "é", "É", "e\u0301", "ß", "ss", "日本語", "🦉", "\uffff", "1", "10", "2", "-1", "007"),
-    *(
-        "'; drop table x; --",
-        'say "hi"',
-        "line\nbreak",
-        "tab\t",
-        "%",
-        "_",
-        "\\",
-        "{}",
-        "null",
-        "NULL",
-        " ",
-        "  a",
-        "a ",
-    ),
-    *("=", "<", "k" * 512, "é" * 256),
+    *("'; drop table x; --", 'say "hi"', "line\nbreak", "tab\t", "%", "_", "\\", "{}", "null", "NULL", "=", "<"),
+    *(" ", "  a", "a ", "k" * 512, "é" * 256),
 )
 INTEGERS = (0, 1, -1, 2, 10, -10, 99, 100, -100, 2**31, -(2**31), 2**53 + 1, 2**63 - 1, -(2**63))
 
@@ -254,7 +240,7 @@ async def whole_numbers_are_keys(bench: OriginBench) -> None:
 async def what_is_no_number_has_no_row(bench: OriginBench) -> None:
     """`fetch` leaves out keys that a column of whole numbers cannot hold, or would spell differently."""
     async with bench.opened({"7": "seven", "0": "zero"}) as origin:
-        others = ("007", "+7", " 7", "7.0", "7e0", "-0", "", "abc", "9" * 30, "-" + "9" * 19, "٧", "'7'", "null")
+        others = ("007", "+7", " 7", "7.0", "7e0", "-0", "", "abc", "9" * 30, "-" + "9" * 19, "\u0667", "'7'", "null")
         same_rows(read(list((await origin.fetch([*others, "7"])).values())), {"7": "seven"})
 
 

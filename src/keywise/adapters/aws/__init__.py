@@ -1,0 +1,1 @@
+"""What the adapters of Amazon's services share: sessions, endpoints and errors."""

@@ -1,0 +1,59 @@
+"""Requests to a table side by side: as many as the table accepts, half as many when it throttles, slowly more again."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from keywise.core.adaptive_limit import AdaptiveLimit
+
+PATIENCE_S = 1.0
+"""A pause of up to this is waited for; during a longer one the changes are busy."""
+
+
+class RequestSlots:
+    """Bounds the requests of all callers together."""
+
+    def __init__(self, requests_max: int) -> None:
+        self.adaptive_limit = AdaptiveLimit(requests_max, step=1)
+        self._changed = asyncio.Condition()
+        self._taken = 0
+        self._answered = 0
+        """Requests without a refusal since the limit was changed."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the pause is so long that it is not waited for."""
+        return self.adaptive_limit.wait_s > PATIENCE_S
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Wait until one more request may run, and until a short pause is over."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._taken < self.adaptive_limit.limit)
+            self._taken += 1
+        try:
+            if 0 < (wait_s := self.adaptive_limit.wait_s) <= PATIENCE_S:
+                await asyncio.sleep(wait_s)
+            yield
+        finally:
+            self._taken -= 1
+            async with self._changed:
+                # Two: one for this slot, and one if the limit was raised.
+                self._changed.notify(2)
+
+    def record_throttling(self, cause: str) -> None:
+        """Pause, and run half as many requests at a time. If other requests are accepted, the pause is short."""
+        self.adaptive_limit.record_refusal(cause, is_crowded=True, is_whole=self._answered == 0)
+        self._answered = 0
+
+    def record_outage(self, cause: str) -> None:
+        """Pause after an error that came before the write."""
+        self.adaptive_limit.record_refusal(cause, is_crowded=False)
+
+    def record_success(self) -> None:
+        """Run one request more at a time when as many as the limit went well."""
+        self._answered += 1
+        is_full = self._answered >= self.adaptive_limit.limit
+        self.adaptive_limit.record_success(self._answered)
+        if is_full:
+            self._answered = 0

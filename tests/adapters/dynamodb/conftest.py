@@ -1,0 +1,5 @@
+"""Every test of DynamoDB has credentials that a local server takes."""
+
+from adapters.aws_credentials import credentials
+
+__all__ = ["credentials"]

@@ -1,0 +1,24 @@
+"""The sink on DynamoDB keeps the promises of its grade, on a real DynamoDB Local."""
+
+import pytest
+
+from adapters.dynamodb.benches import SINKS
+from keywise.testing.conformance.sinks import APPLY_PROMISES, CONDITIONAL_PROMISES, READING_PROMISES
+from running import run
+
+pytestmark = pytest.mark.server("dynamodb")
+
+# Said here and not asked from the sink, so that nothing is started while tests are collected.
+PROMISES = [*APPLY_PROMISES, *CONDITIONAL_PROMISES, *READING_PROMISES]
+
+
+@pytest.mark.parametrize(
+    ("make", "promise"),
+    [
+        pytest.param(make, promise, id=f"{name}-{promise.name}")
+        for name, make in SINKS["dynamodb.sink"].items()
+        for promise in PROMISES
+    ],
+)
+def test_a_sink_keeps_its_promises(make, promise):
+    run(promise(make))
