@@ -142,9 +142,8 @@ def _outcome(outcome: Outcome, header: ChangeHeader) -> HistoryFields:
 def format_counts(event: events.ReindexEnded) -> str:
     """Format the counts of a run that is complete."""
     counts = ", ".join(f"{name} {number:,}" for name, number in sorted(event.counts.items()) if name != "read")
-    rows = f"{event.counts.get('read', 0):,} rows read"
-    gone = f"; {event.gone:,} keys were gone" if event.gone else ""
-    return f"{rows}{f', {counts}' if counts else ''}{gone}"
+    gone = f", keys gone {event.gone:,}" if event.gone else ""
+    return f"rows read {event.counts.get('read', 0):,}{f', {counts}' if counts else ''}{gone}"
 
 
 def _failed(event: events.Failed) -> HistoryFields:

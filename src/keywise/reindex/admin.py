@@ -50,7 +50,7 @@ class ReindexAdmin:
         scanning = replace(run, state=RunState.SCANNING, shards=len(shards))
         if not await replace_run(self.pipeline, run, scanning):
             raise AdminError("another operator has changed the run meanwhile; see keywise reindex status")
-        await self._admin.record("reindex started", detail=f"generation {run.generation}, {len(shards):,} shards")
+        await self._admin.record("reindex started", detail=f"generation {run.generation}, shards: {len(shards):,}")
         return scanning
 
     async def _begin(self, before: ReindexRun | None, plan: RunPlan) -> ReindexRun:

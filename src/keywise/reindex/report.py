@@ -23,13 +23,15 @@ from keywise.reindex.shards import (
 
 STALLED_S = 120.0
 """A shard that has begun and has not moved for so long is stalled."""
-UNATTENDED_S = 15.0
+UNATTENDED_S = 10.0
 """A run on which no worker has done anything for so long has none."""
+FAILED_MIN = 3
+"""A shard is stalled too if so many attempts have failed since its last page."""
 SHOWN_MAX = 10
 
 
 class ShardReport(msgspec.Struct, frozen=True):
-    """How far one shard has come."""
+    """How far one shard, or the sweep, has come."""
 
     name: str
     rows: int
@@ -87,7 +89,7 @@ class RunReport(msgspec.Struct, frozen=True):
     def is_unattended(self) -> bool:
         """Whether the run could go on, and no worker takes part in it."""
         is_waiting = self.run.is_active and not self.run.is_paused and not self.gone
-        return is_waiting and not self.holders and self.quiet_s >= UNATTENDED_S
+        return is_waiting and not self.holders and not self.stalled and self.quiet_s >= UNATTENDED_S
 
     @property
     def reconciles(self) -> bool:
@@ -111,6 +113,8 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
             moved_at = max(moved_at, entry.updated_at)
         if key == SWEEP:
             sweep = _sweep_of(entry, run)
+            if entry.attempts and run.state is RunState.SWEEPING:
+                working.append(_shard_report("sweep", 0, entry, now))
         elif number is None:
             postponed += entry.advanced == order_at(run.generation) and not is_read(entry, run.generation)
         elif number < run.shards and (progress := progress_of(entry, run.generation)) is not None:
@@ -118,11 +122,14 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
             progresses.append(progress)
             if is_read(entry, run.generation):
                 read += 1
-            elif progress.pages or entry.token:
+            elif progress.pages or entry.token or entry.attempts:
                 begun += 1
-                working.append(_shard_report(progress, entry, now))
+                rows = progress.counts.get(READ, 0)
+                working.append(_shard_report(f"shard {progress.shard.name}", rows, entry, now))
     ended_at = run.ended_at or now
-    stalled = [one for one in working if one.quiet_s >= STALLED_S] if run.is_active and not run.is_paused else []
+    stalled = [one for one in working if one.quiet_s >= STALLED_S or one.attempts >= FAILED_MIN]
+    if not run.is_active or run.is_paused:
+        stalled = []
     return RunReport(
         run,
         read,
@@ -161,7 +168,7 @@ def _sweep_of(entry: Entry, run: ReindexRun) -> SweepProgress:
     return SweepProgress()
 
 
-def _shard_report(progress: ShardProgress, entry: Entry, now: float) -> ShardReport:
+def _shard_report(name: str, rows: int, entry: Entry, now: float) -> ShardReport:
     owner = entry.owner if _is_held(entry, now) else ""
     quiet_s = max(0.0, now - entry.updated_at)
-    return ShardReport(progress.shard.name, progress.counts.get(READ, 0), owner, quiet_s, entry.attempts)
+    return ShardReport(name, rows, owner, quiet_s, entry.attempts)

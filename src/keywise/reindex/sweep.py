@@ -14,14 +14,13 @@ import msgspec
 from keywise.core import events
 from keywise.core.change import Delivery, Order, is_unversioned
 from keywise.core.controls import ReindexRun, RunState
-from keywise.core.entry import Certainty, Claim, Entry, Refusal
+from keywise.core.entry import Claim, Entry, Refusal
 from keywise.core.errors import UnavailableError
-from keywise.core.failures import cause_of_error
-from keywise.core.ledger import Failure, TransferableLedger
+from keywise.core.ledger import TransferableLedger
 from keywise.core.origin import Origin
-from keywise.core.tracebacks import traceback_of
 from keywise.flow.handover import HandoverQueue
 from keywise.flow.pipeline import LEDGER, OpenPipeline
+from keywise.reindex.attempts import report_failure
 from keywise.reindex.report import report_run
 from keywise.reindex.rows import gone_delivery, row_deliveries
 from keywise.reindex.run_state import move_run
@@ -89,25 +88,9 @@ class Sweep:
             raise
         except Exception as error:
             # The origin runs user code, or its table has changed. Some worker tries again later.
-            await self._fail(claim, error)
+            await self._shards.fail(report_failure(self._pipeline, claim, error))
         finally:
             self._shards.drop(claim)
-
-    async def _fail(self, claim: Claim, error: Exception) -> None:
-        pipeline, attempts = self._pipeline, claim.attempts + 1
-        retry_s = pipeline.retry_s(attempts)
-        cause, traceback = cause_of_error(error), traceback_of(error)
-        pipeline.emit(
-            events.Failed(
-                pipeline=pipeline.name,
-                key=claim.key,
-                cause=cause,
-                attempts=attempts,
-                retry_s=retry_s,
-                traceback=traceback,
-            )
-        )
-        await self._shards.fail(Failure(claim, Certainty.CLEAN, retry_s))
 
     async def _sweep(self, claim: Claim, is_over: Callable[[], bool]) -> bool:
         """Look at postponed rows first, then at every key of the ledger, and at last at those that seem to be gone.

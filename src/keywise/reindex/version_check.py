@@ -13,7 +13,7 @@ from keywise.core.errors import AdminError, MalformedError
 from keywise.core.ledger import TransferableLedger
 from keywise.core.origin import Origin
 from keywise.flow.pipeline import OpenPipeline
-from keywise.reindex.rows import RowReader, row_deliveries
+from keywise.reindex.rows import UNVERSIONED, RowReader, row_deliveries
 from keywise.reindex.shards import ShardProgress, entries_of
 
 SAMPLE_ROWS = 50
@@ -35,6 +35,11 @@ async def check_rows(pipeline: OpenPipeline, origin: Origin, first: ShardProgres
     # The generation does not matter: nothing is decided here.
     read_batch = RowReader(pipeline.reader, ReindexRun(0)).read(row_deliveries("check", rows, 0.0), 0, 0.0)
     bad = read_batch.malformed
+    if len(bad) * 2 > len(rows) and bad[0].cause == UNVERSIONED:
+        raise AdminError(
+            f"the rows of pipeline {pipeline.name!r} have no version, and only versioned rows can be reindexed; name "
+            "the field that has it with version= of the pipeline"
+        )
     if len(bad) * 2 > len(rows):
         example = bad[0].delivery.body[:EXAMPLE_BYTES].decode(errors="replace")
         raise AdminError(

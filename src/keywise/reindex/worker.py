@@ -18,14 +18,13 @@ from keywise.core.change import Delivery
 from keywise.core.controls import ReindexRun, RunState
 from keywise.core.entry import Certainty, Claim, Refusal
 from keywise.core.errors import ThrottledError, UnavailableError
-from keywise.core.failures import cause_of_error
 from keywise.core.ledger import Failure
 from keywise.core.origin import Origin, Page
-from keywise.core.tracebacks import traceback_of
 from keywise.flow.availability import Availability
 from keywise.flow.consumer import Consumer
 from keywise.flow.handover import HandoverQueue
 from keywise.flow.pipeline import LEDGER, OpenPipeline
+from keywise.reindex.attempts import report_failure
 from keywise.reindex.plan import check_page
 from keywise.reindex.row_events import RowEvents
 from keywise.reindex.rows import RowReader, row_deliveries
@@ -192,18 +191,7 @@ class ReindexWorker:
             await self._pipeline.back_off(ORIGIN, error, 1)
         except Exception as error:
             # The origin runs user code, or its table has changed. The shard is tried again later, here or elsewhere.
-            retry_s = self._pipeline.retry_s(held.attempts + 1)
-            self._pipeline.emit(
-                events.Failed(
-                    pipeline=self._pipeline.name,
-                    key=held.key,
-                    cause=cause_of_error(error),
-                    attempts=held.attempts + 1,
-                    retry_s=retry_s,
-                    traceback=traceback_of(error),
-                )
-            )
-            await ledger.fail(Failure(held, Certainty.CLEAN, retry_s))
+            await ledger.fail(report_failure(self._pipeline, held, error))
 
     async def _read_page(self, progress: ShardProgress) -> Page:
         try:

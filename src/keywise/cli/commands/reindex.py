@@ -26,7 +26,7 @@ from keywise.reindex.shards import READ
 
 app = typer.Typer(help="Read every row of the origin again while live changes flow.", no_args_is_help=True)
 
-UNATTENDED = "no worker takes part in it; start one with keywise run"
+UNATTENDED = "no worker takes part in it now; start one with keywise run, or see the log of the workers"
 WATCH_S = 0.5
 """How often a command that waits for a run looks at it."""
 MOMENTS = ("started_at", "ended_at")
@@ -333,7 +333,7 @@ def waiting_texts(name: str, report: RunReport) -> list[str]:
         return [f"its start was broken off; repeat it with keywise reindex start {name}"]
     if report.is_unattended:
         return [UNATTENDED]
-    return [f"stalled: {_shard_text(one)}; see the log of the workers" for one in report.stalled]
+    return [f"{_shard_text(one)}; see the log of the workers for the cause" for one in report.stalled]
 
 
 def held_text(name: str, report: RunReport) -> str:
@@ -347,5 +347,6 @@ def held_text(name: str, report: RunReport) -> str:
 
 def _shard_text(one: ShardReport) -> str:
     by = f"read by {one.owner}" if one.owner else "no worker reads it now"
-    failed = f", {count(one.attempts, 'attempt')} failed since then" if one.attempts else ""
-    return f"shard {one.name}, {count(one.rows, 'row')}, {by}, last page {duration(one.quiet_s)} ago{failed}"
+    failed = f", {count(one.attempts, 'attempt')} failed in a row" if one.attempts else ""
+    rows = f", {count(one.rows, 'row')}" if one.rows else ""
+    return f"{one.name}{rows}, {by}, moved {duration(one.quiet_s)} ago{failed}"
