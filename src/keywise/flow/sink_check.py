@@ -17,6 +17,9 @@ async def keys_missing(pipeline: OpenPipeline) -> int:
     try:
         if not await sink.is_empty():
             return 0
+        run = (await pipeline.control_store.controls()).run
+        if run is not None and run.is_active:
+            return 0  # It is being filled.
         # Counting reads the whole scope on some ledgers, so it comes second.
         counts = await pipeline.admin.counts()
     except (UnavailableError, DatabaseError):

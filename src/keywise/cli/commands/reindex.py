@@ -183,7 +183,9 @@ def _reindex_admin(admin: PipelineAdmin, options: ActOptions) -> ReindexAdmin:
 
 
 def _print_step(text: str) -> None:
-    print(plain(text), file=sys.stderr)
+    """Say what the command does now to a person who waits for it."""
+    if sys.stderr.isatty():
+        print(plain(text), file=sys.stderr)
 
 
 def _print_run(name: str, run: ReindexRun, text: str, *, json: bool) -> None:
@@ -232,7 +234,7 @@ async def _until_ended(admin: PipelineAdmin, run: ReindexRun) -> RunReport:
                 raise AdminError(held_text(pipeline.name, report))
             if report.is_unattended and not has_warned:
                 has_warned = True
-                _print_step(f"waiting: {UNATTENDED}")
+                print(f"waiting: {UNATTENDED}", file=sys.stderr)
             bar.update(task, description=_stage(report), completed=report.rows_read, total=report.rows_expected)
             await asyncio.sleep(WATCH_S)
 
