@@ -38,6 +38,7 @@ from keywise.flow.intake import FieldRoute, Fields, FunctionRoute, Intake, Messa
 from keywise.flow.lazy_origin import LazyOrigin
 from keywise.flow.pipeline import OpenPipeline, may_show_older
 from keywise.flow.refetch import from_origin, in_thread
+from keywise.flow.sink_check import report_empty_sink
 from keywise.flow.strategy import CommitStrategy, choose_strategy
 from keywise.ingest.announcement_reader import AnnouncementReader
 from keywise.ingest.announcement_source import AnnouncementSource
@@ -383,6 +384,7 @@ class App:
                     try:
                         with self._reported_if_slow(name):
                             opened.append(await stack.enter_async_context(self.open(name)))
+                            await report_empty_sink(opened[-1])
                     except UnavailableError as error:
                         if not wait:
                             raise
@@ -482,17 +484,23 @@ class App:
             except UnavailableError as again:
                 error, calls = again, calls + 1
             else:
+                await report_empty_sink(pipeline)
                 seconds = boot_time() - since
                 pipeline.emit(events.Available(pipeline=name, what=events.START, seconds=seconds, calls=calls))
                 return pipeline
 
     @asynccontextmanager
     async def open(
-        self, name: str, *, work: bool = True, unreached: dict[str, str] | None = None
+        self,
+        name: str,
+        *,
+        work: bool = True,
+        check_origin: bool | None = None,
+        unreached: dict[str, str] | None = None,
     ) -> AsyncIterator[OpenPipeline]:
         """Connect everything that a pipeline needs. Pass `work=False` to only inspect it: then it has no heartbeat,
-        no history recorder and no journal. With `unreached`, sources that cannot be used are noted there with the
-        cause, and left out."""
+        no history recorder and no journal. `check_origin=False` opens the origin only when it is used, as without
+        `work`. With `unreached`, sources that cannot be used are noted there with the cause, and left out."""
         definition = self._definition(name)
         async with AsyncExitStack() as stack:
             policy, ledger, sink = self._ledger_and_sink(definition)
@@ -508,7 +516,7 @@ class App:
             part = lazy.part if journal_store is not None else _itself
             definition.connecting_to = redacted(definition._sink_url or self.ledger_url)
             await stack.enter_async_context(sink)
-            origin = await self._open_origin(definition, stack, at_start=work)
+            origin = await self._open_origin(definition, stack, at_start=work if check_origin is None else check_origin)
             loses = ledger if isinstance(ledger, LosesWrites) else None
             objects = await self._open_objects(definition, stack)
             sources = await self._open_sources(definition, ledger.control_store, objects, stack, unreached)

@@ -76,7 +76,8 @@ def perform(options: AdminOptions, act: Act[T], wait: str | None = WAIT_DEFAULT)
 
 async def _perform(app: App, name: str, note: AuditNote, wait_s: float | None, act: Act[T]) -> T:
     with showing_wait() as show_wait:
-        async with app.open(name) as pipeline, running_heartbeat(pipeline) as heartbeat:
+        # A command that needs the origin opens it; pausing a run, for one, works without it.
+        async with app.open(name, check_origin=False) as pipeline, running_heartbeat(pipeline) as heartbeat:
             # The command itself prints what happens and records it as the operator's action. It never writes
             # without the ledger.
             pipeline.observers, pipeline.reporters, pipeline.journal_store = (), (), None

@@ -1,7 +1,7 @@
 """The events that a pipeline emits, one per step; logs, metrics, the history and the live view observe them."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -124,26 +124,46 @@ class Advanced(Event, frozen=True, kw_only=True):
     size: int
 
 
+class ReindexMoved(Event, frozen=True, kw_only=True):
+    """A worker found a reindex in another stage than before. Every worker of the pipeline emits it once per stage."""
+
+    generation: int
+    stage: str
+    """`scanning` or `sweeping`: the worker takes part. `paused`, `complete` or `cancelled`: it does not."""
+    shards: int
+
+
 class ShardAdvanced(Event, frozen=True, kw_only=True):
-    """A page of a shard was written by a reindex, or its last rows were postponed."""
+    """A reindex has finished a page of a shard: each row has ended, or is postponed to the sweep."""
 
     shard: str
     generation: int
     rows: int
     """How many rows of the shard are read."""
+    page_rows: int
+    """How many of them this page had."""
 
 
 class SweepHeld(Event, frozen=True, kw_only=True):
-    """A reindex found more keys than it may delete that the origin does not have; it waits for the operator."""
+    """A reindex found more gone keys than it may delete; it waits for the operator."""
 
     generation: int
     keys: int
+    """How many keys of the ledger the origin does not have."""
+    delete_max: int
+    """How many of them it may delete."""
 
 
 class ReindexEnded(Event, frozen=True, kw_only=True):
-    """A reindex is complete: every row was written at its generation, or is counted elsewhere."""
+    """A reindex is complete. The worker that ended it emits this event."""
 
     generation: int
+    seconds: float
+    """From its start to its end, by the store's clock."""
+    counts: Mapping[str, int]
+    """How many rows were read, and how many of them ended with each outcome."""
+    gone: int
+    """How many keys the sweep found to be gone, and deleted unless a live change came in between."""
 
 
 class Repaired(Event, frozen=True, kw_only=True):
@@ -203,6 +223,14 @@ class MarkedSuspect(Event, frozen=True, kw_only=True):
 
 class Unrepairable(Event, frozen=True, kw_only=True):
     """Emitted at start: an outage may make keys suspect, and nothing can repair them without an origin or refetch."""
+
+
+class SinkEmpty(Event, frozen=True, kw_only=True):
+    """Emitted at start: the sink is empty, and the ledger has marks of keys that were written to it."""
+
+    keys: int
+    """How many keys should be in the sink."""
+    advice: str
 
 
 class Waiting(Event, frozen=True, kw_only=True):

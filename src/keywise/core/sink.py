@@ -102,6 +102,14 @@ class Content(msgspec.Struct, frozen=True):
 
 
 @runtime_checkable
+class CanBeEmpty(Protocol):
+    """The ability of a sink to say whether it stores anything, so that a new table or index is noticed at start."""
+
+    async def is_empty(self) -> bool:
+        """Return whether the sink stores no key at all. False if it cannot be reached now."""
+
+
+@runtime_checkable
 class ReadableSink(Protocol):
     """The ability of a sink to return what it stores, so that it can be compared with the source of truth."""
 

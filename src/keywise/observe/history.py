@@ -139,6 +139,13 @@ def _outcome(outcome: Outcome, header: ChangeHeader) -> HistoryFields:
     return what, header.key, version, "a deletion" if header.deleted else ""
 
 
+def format_counts(event: events.ReindexEnded) -> str:
+    """Format the counts of a run that is complete."""
+    counts = ", ".join(f"{name} {number:,}" for name, number in sorted(event.counts.items()) if name != "read")
+    gone = f", keys gone {event.gone:,}" if event.gone else ""
+    return f"rows read {event.counts.get('read', 0):,}{f', {counts}' if counts else ''}{gone}"
+
+
 def _failed(event: events.Failed) -> HistoryFields:
     detail = f"attempt {event.attempts}, again in {event.retry_s:.3g} s: {event.cause}"
     return "failed", event.key, event.version, storable(detail)
@@ -167,6 +174,19 @@ _FORMATTERS: dict[type[events.Event], Callable[[Any], HistoryFields]] = {
         "",
         None,
         f"{event.keys:,} keys were written without the ledger",
+    ),
+    # The operator's acts on a run have records of their own.
+    events.SweepHeld: lambda event: (
+        "reindex held",
+        "",
+        None,
+        f"generation {event.generation}: {event.keys:,} keys are gone, and it may delete {event.delete_max:,}",
+    ),
+    events.ReindexEnded: lambda event: (
+        "reindex complete",
+        "",
+        None,
+        f"generation {event.generation}: {format_counts(event)}",
     ),
     events.Pruned: lambda event: ("pruned", "", None, f"{event.keys:,} keys"),
     events.Alarmed: lambda event: (ALARM, "", None, f"{event.cause}; {event.advice}"),

@@ -13,11 +13,21 @@ SHOWN_MAX = 5
 """The most entries of a list that a line shows."""
 
 _OF_CHANGES = (events.Failed, events.DeadLettered, events.TookOver, events.ClaimLost)
-_OF_STORES = (events.Unavailable, events.LedgerDown, events.MarkedSuspect, events.Unrepairable, events.Alarmed)
+_OF_STORES = (
+    events.Unavailable,
+    events.LedgerDown,
+    events.MarkedSuspect,
+    events.Unrepairable,
+    events.SinkEmpty,
+    events.SweepHeld,
+    events.Alarmed,
+)
 _OF_CALLS = (events.CallRefused, events.Overlapped, events.TurnLost, events.SessionLost)
 _WARNINGS = (*_OF_CHANGES, *_OF_STORES, *_OF_CALLS)
 _STATES = (events.Started, events.Paused, events.Resumed, events.Draining, events.Stopped)
-_NOTICES = (*_STATES, events.Repaired, events.Available, events.LedgerBack, events.Pruned, events.AlarmCleared)
+_OF_REINDEXES = (events.ReindexMoved, events.ReindexEnded)
+_ENDS = (events.Repaired, events.Available, events.LedgerBack, events.Pruned, events.AlarmCleared)
+_NOTICES = (*_STATES, *_OF_REINDEXES, *_ENDS)
 
 _LEVELS = dict.fromkeys(_WARNINGS, logging.WARNING) | dict.fromkeys(_NOTICES, logging.INFO)
 
@@ -71,6 +81,20 @@ def still_running(event: events.Stopped) -> tuple[str, str]:
     return (
         f"{event.changes:,} changes were still running ({keys})",
         "they run again when their leases have expired, or earlier",
+    )
+
+
+def format_empty(event: events.SinkEmpty) -> str:
+    """Say that a sink is empty though it should not be."""
+    return f"the sink is empty, and the ledger has {event.keys:,} key{'s' * (event.keys != 1)} in it"
+
+
+def format_held_sweep(event: events.SweepHeld) -> str:
+    """Say that a reindex waits for the operator, and what to do."""
+    return (
+        f"reindex {event.generation} waits: the origin does not have {event.keys:,} keys of the ledger, and it may "
+        f"delete {event.delete_max:,}; to delete them, run keywise reindex resume {event.pipeline} --delete-max "
+        f"{event.keys}; to keep them, run keywise reindex cancel {event.pipeline}"
     )
 
 

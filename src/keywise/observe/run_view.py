@@ -25,10 +25,13 @@ NOTICES_MAX = 3
 ENDS = (Outcome.APPLIED, Outcome.STALE, Outcome.DUPLICATE, Outcome.SUPERSEDED, Outcome.REMOVED, Outcome.DEAD)
 OUTCOMES = (*(end.value for end in ENDS), "ignored")
 """The outcomes that a change can end with."""
+ENDED_STAGES = ("complete", "cancelled")
 RARE = ("removed", "ignored")
 """Outcomes that most pipelines never have; a view for people leaves them out while they are 0."""
 _OF_CHANGES = (events.Failed, events.DeadLettered, events.TookOver, events.ClaimLost)
-_WARNINGS = (*_OF_CHANGES, events.Unavailable, events.LedgerDown, events.MarkedSuspect, events.Unrepairable)
+_OF_STORES = (events.Unavailable, events.LedgerDown, events.MarkedSuspect, events.Unrepairable, events.SinkEmpty)
+_WARNINGS = (*_OF_CHANGES, *_OF_STORES)
+_OF_REINDEXES = (events.ShardAdvanced, events.ReindexMoved, events.ReindexEnded)
 
 
 class SlowCall(msgspec.Struct, frozen=True):
@@ -49,6 +52,14 @@ class ObjectProgress(msgspec.Struct, frozen=True):
     size: int
     at: float
     """When its last part was written."""
+
+
+class ReindexProgress(msgspec.Struct, frozen=True):
+    """A reindex as one worker sees it: its stage, and how many rows this worker has read."""
+
+    generation: int
+    stage: str
+    rows: int = 0
 
 
 class Notice(msgspec.Struct):
@@ -86,6 +97,8 @@ class PipelineView(msgspec.Struct, kw_only=True):
     """The slowest first."""
     objects: Sequence[ObjectProgress] = ()
     """The objects that are being read in parts, the largest first."""
+    reindex: ReindexProgress | None = None
+    """The reindex that is going on, if there is one."""
     warnings: Sequence[Notice] = ()
     """The newest last, as for alarms."""
     alarms: Sequence[Notice] = ()
@@ -180,19 +193,25 @@ class _Collector:
                 view.lanes = event
             case events.Paused() | events.Resumed():
                 self._is_paused = isinstance(event, events.Paused)
-            case events.Started():
-                self._start(event, now)
-            case events.Draining() | events.Stopped():
-                is_over = isinstance(event, events.Stopped)
-                view.state, self._stopped_at = ("stopped", now) if is_over else ("draining", None)
+            case events.Started() | events.Draining() | events.Stopped():
+                self._change_state(event, now)
             case events.LedgerBack():
                 view.ledger_down = None
-            case events.Alarmed():
+            case events.Alarmed() | events.SweepHeld():
                 _note(self._alarms, event, now)
+            case _ if isinstance(event, _OF_REINDEXES):
+                view.reindex = _followed(view.reindex, event)
             case _ if isinstance(event, _WARNINGS):
                 view.failed_attempts += isinstance(event, events.Failed)
                 view.ledger_down = event if isinstance(event, events.LedgerDown) else view.ledger_down
                 _note(self._warnings, event, now)
+
+    def _change_state(self, event: events.Started | events.Draining | events.Stopped, now: float) -> None:
+        if isinstance(event, events.Started):
+            self._start(event, now)
+            return
+        is_over = isinstance(event, events.Stopped)
+        self._view.state, self._stopped_at = ("stopped", now) if is_over else ("draining", None)
 
     def _start(self, event: events.Started, now: float) -> None:
         view = self._view
@@ -242,6 +261,19 @@ class _Collector:
         since, before = looks[0]
         looks.append((now, self._view.changes))
         return (self._view.changes - before) / (now - since) if now > since else 0.0
+
+
+def _followed(before: ReindexProgress | None, event: events.Event) -> ReindexProgress | None:
+    """Return how far a reindex has come after an event; None if it has ended."""
+    match event:
+        case events.ShardAdvanced():
+            generation, stage, page_rows = event.generation, "scanning", event.page_rows
+        case events.ReindexMoved() if event.stage not in ENDED_STAGES:
+            generation, stage, page_rows = event.generation, event.stage, 0
+        case _:
+            return None
+    rows = before.rows if before is not None and before.generation == generation else 0
+    return ReindexProgress(generation, stage, rows + page_rows)
 
 
 def _floor_s(slow: dict[str, SlowCall]) -> float:

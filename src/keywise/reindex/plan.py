@@ -34,8 +34,10 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.keys is not None or self.limit is not None
 
     async def shards(self, origin: Origin) -> list[ShardProgress]:
-        """Divide what is to be read into shards, none of which is begun."""
+        """Divide what is to be read into shards, none of which is begun; there is at least one."""
         if self.keys is not None:
+            if not self.keys:
+                raise AdminError("there are no keys to read, so nothing was started; name one key a line")
             keys = self.keys if self.limit is None else self.keys[: self.limit]
             return [ShardProgress(Shard(f"keys {n}"), keys=some) for n, some in enumerate(_chunks(keys))]
         shards = await origin.shards(max(self.shard_rows, self.limit or 0))
@@ -69,6 +71,8 @@ def _chunks(keys: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _check_shards(shards: Sequence[Shard]) -> None:
+    if not shards:
+        raise OriginError("the origin has no shards; an origin without rows has one that is empty")
     if len(shards) > SHARDS_MAX:
         raise AdminError(f"the origin has {len(shards):,} shards, the limit is {SHARDS_MAX:,}; make them larger")
     names = {shard.name for shard in shards}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from keywise.core.controls import ReindexRun
+from keywise.core.controls import ReindexRun, RunState
 from keywise.core.entry import Entry
 from keywise.flow.pipeline import OpenPipeline
 from keywise.reindex.shards import (
@@ -18,15 +18,20 @@ from keywise.reindex.shards import (
     number_of,
     order_at,
     progress_of,
+    rows_expected,
 )
 
 STALLED_S = 120.0
 """A shard that has begun and has not moved for so long is stalled."""
+UNATTENDED_S = 10.0
+"""A run on which no worker has done anything for so long has none."""
+FAILED_MIN = 3
+"""A shard is stalled too if so many attempts have failed since its last page."""
 SHOWN_MAX = 10
 
 
 class ShardReport(msgspec.Struct, frozen=True):
-    """How far one shard has come."""
+    """How far one shard, or the sweep, has come."""
 
     name: str
     rows: int
@@ -56,6 +61,12 @@ class RunReport(msgspec.Struct, frozen=True):
     """How many keys the sweep wants to delete, if it needs the operator's consent."""
     postponed: int = 0
     """How many rows are left to the sweep."""
+    swept: Mapping[str, int] = {}
+    """What the sweep has counted so far: rows found late, keys that are gone or lag, and how they ended."""
+    quiet_s: float = 0.0
+    """For how long nothing has happened to the run."""
+    holders: int = 0
+    """How many shards, or the sweep, workers hold now."""
     working: tuple[ShardReport, ...] = ()
     stalled: tuple[ShardReport, ...] = ()
 
@@ -70,9 +81,15 @@ class RunReport(msgspec.Struct, frozen=True):
     @property
     def left_s(self) -> float | None:
         """About how many seconds are left; None if that is not known."""
-        if self.rows_expected is None or not self.rows_read or not self.run.is_active:
+        if self.rows_expected is None or not self.rows_read or self.run.state is not RunState.SCANNING:
             return None
         return max(0, self.rows_expected - self.rows_read) / self.rows_per_s
+
+    @property
+    def is_unattended(self) -> bool:
+        """Whether the run could go on, and no worker takes part in it."""
+        is_waiting = self.run.is_active and not self.run.is_paused and not self.gone
+        return is_waiting and not self.holders and not self.stalled and self.quiet_s >= UNATTENDED_S
 
     @property
     def reconciles(self) -> bool:
@@ -86,38 +103,61 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
     if run is None:
         return None
     now, counts = await pipeline.admin.now(), Counter[str]()
-    expected: int | None = 0
-    read = begun = postponed = gone = 0
-    working: list[ShardReport] = []
+    read = begun = postponed = holders = 0
+    sweep, moved_at = SweepProgress(), run.started_at
+    working, progresses = list[ShardReport](), list[ShardProgress]()
     async for key, entry in shards.entries():
         number = number_of(key)
+        if key == SWEEP or number is not None:
+            holders += _is_held(entry, now)
+            moved_at = max(moved_at, entry.updated_at)
         if key == SWEEP:
-            gone = _sweep_of(entry, run).gone
+            sweep = _sweep_of(entry, run)
+            if entry.attempts and run.state is RunState.SWEEPING:
+                working.append(_shard_report("sweep", 0, entry, now))
         elif number is None:
             postponed += entry.advanced == order_at(run.generation) and not is_read(entry, run.generation)
         elif number < run.shards and (progress := progress_of(entry, run.generation)) is not None:
             counts.update(progress.counts)
-            rows = len(progress.keys) if progress.keys else progress.shard.rows
-            expected = expected + rows if expected is not None and rows is not None else None
+            progresses.append(progress)
             if is_read(entry, run.generation):
                 read += 1
-            elif progress.pages or entry.token:
+            elif progress.pages or entry.token or entry.attempts:
                 begun += 1
-                working.append(_shard_report(progress, entry, now))
+                rows = progress.counts.get(READ, 0)
+                working.append(_shard_report(f"shard {progress.shard.name}", rows, entry, now))
     ended_at = run.ended_at or now
-    stalled = [one for one in working if one.quiet_s >= STALLED_S] if run.is_active and not run.is_paused else []
+    stalled = [one for one in working if one.quiet_s >= STALLED_S or one.attempts >= FAILED_MIN]
+    if not run.is_active or run.is_paused:
+        stalled = []
     return RunReport(
         run,
         read,
         begun,
         dict(+counts),
-        expected,
+        rows_expected(progresses),
         max(0.0, ended_at - run.started_at),
-        gone,
+        sweep.gone if run.is_active else 0,
         postponed,
+        sweep.counts,
+        max(0.0, now - moved_at),
+        holders,
         tuple(working[:SHOWN_MAX]),
         tuple(stalled[:SHOWN_MAX]),
     )
+
+
+async def report_active_run(pipeline: OpenPipeline) -> RunReport | None:
+    """Report the run that is going on; None if there is none. It reads no shards then."""
+    run = (await pipeline.control_store.controls()).run
+    if run is None or not run.is_active or pipeline.shard_ledger is None:
+        return None
+    shards = ShardLedger(pipeline.shard_ledger, pipeline.owner, pipeline.settings, pipeline.clock)
+    return await report_run(pipeline, shards)
+
+
+def _is_held(entry: Entry, now: float) -> bool:
+    return entry.token != 0 and now < entry.lease_until
 
 
 def _sweep_of(entry: Entry, run: ReindexRun) -> SweepProgress:
@@ -128,7 +168,7 @@ def _sweep_of(entry: Entry, run: ReindexRun) -> SweepProgress:
     return SweepProgress()
 
 
-def _shard_report(progress: ShardProgress, entry: Entry, now: float) -> ShardReport:
-    owner = entry.owner if entry.token and now < entry.lease_until else ""
+def _shard_report(name: str, rows: int, entry: Entry, now: float) -> ShardReport:
+    owner = entry.owner if _is_held(entry, now) else ""
     quiet_s = max(0.0, now - entry.updated_at)
-    return ShardReport(progress.shard.name, progress.counts.get(READ, 0), owner, quiet_s, entry.attempts)
+    return ShardReport(name, rows, owner, quiet_s, entry.attempts)

@@ -26,6 +26,8 @@ SWEEP = "sweep"
 """The key of the last part of a run, which looks up what the scan has not met."""
 SHARD, POSTPONED = "shard", "row"
 READ, POSTPONED_ROWS = "read", "postponed"
+FOUND, GONE, LAGGING = "found", "gone", "lagging"
+"""What a sweep counts beside outcomes: rows that it has written, keys that are gone, and keys that may only lag."""
 
 
 class ShardProgress(msgspec.Struct, frozen=True):
@@ -59,6 +61,28 @@ class ShardProgress(msgspec.Struct, frozen=True):
     @property
     def position(self) -> Position:
         return Position(self.pages, msgspec.json.encode(self))
+
+    @property
+    def rows_expected(self) -> int | None:
+        """About how many rows there are to read; None if that is not known. A shard that is read knows it."""
+        if self.is_last:
+            return self.counts.get(READ, 0)
+        if self.keys:
+            return len(self.keys)
+        rows = [one for one in (self.shard.rows, self.rows_max) if one is not None]
+        return min(rows) if rows else None
+
+
+def rows_expected(shards: Sequence[ShardProgress]) -> int | None:
+    """About how many rows some shards have; None if no shard says.
+
+    The last shard of a table has no end, so that its rows are not known. It counts as half of an average one.
+    """
+    rows = [shard.rows_expected for shard in shards]
+    known = [one for one in rows if one is not None]
+    if not known:
+        return None
+    return sum(known) + (len(rows) - len(known)) * (sum(known) // len(known)) // 2
 
 
 class SweepProgress(msgspec.Struct, frozen=True):

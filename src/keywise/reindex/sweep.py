@@ -15,13 +15,26 @@ from keywise.core import events
 from keywise.core.change import Delivery, Order, is_unversioned
 from keywise.core.controls import ReindexRun, RunState
 from keywise.core.entry import Claim, Entry, Refusal
+from keywise.core.errors import UnavailableError
 from keywise.core.ledger import TransferableLedger
 from keywise.core.origin import Origin
 from keywise.flow.handover import HandoverQueue
 from keywise.flow.pipeline import LEDGER, OpenPipeline
+from keywise.reindex.attempts import report_failure
+from keywise.reindex.report import report_run
 from keywise.reindex.rows import gone_delivery, row_deliveries
 from keywise.reindex.run_state import move_run
-from keywise.reindex.shards import POSTPONED, SWEEP, ShardLedger, SweepProgress, entries_of, is_read
+from keywise.reindex.shards import (
+    FOUND,
+    GONE,
+    LAGGING,
+    POSTPONED,
+    SWEEP,
+    ShardLedger,
+    SweepProgress,
+    entries_of,
+    is_read,
+)
 
 FETCH_KEYS = 100
 """How many keys are looked up in the origin with one call."""
@@ -51,6 +64,10 @@ class Sweep:
         self._steps = 0
         self._missing: dict[str, Order] = {}
         """Keys that the origin did not have when it was first asked, with their marks."""
+        self.has_ended = False
+        """It has ended the run."""
+        self.is_held = False
+        """It has found more gone keys than it may delete, and waits for the operator."""
 
     async def run(self, is_over: Callable[[], bool]) -> None:
         """Sweep until the run ends, is paused, or needs an answer from the operator."""
@@ -67,6 +84,11 @@ class Sweep:
                     await self._end()
             else:
                 await self._shards.release(claim)
+        except UnavailableError:
+            raise
+        except Exception as error:
+            # The origin runs user code, or its table has changed. Some worker tries again later.
+            await self._shards.fail(report_failure(self._pipeline, claim, error))
         finally:
             self._shards.drop(claim)
 
@@ -81,6 +103,11 @@ class Sweep:
             if key.startswith(POSTPONED) and entry.position is not None and not is_read(entry, self._run.generation)
         }
         is_whole = await self._look_up(dict.fromkeys(postponed.values()))
+        if self._run.is_partial:
+            # The scan has not met most keys, which says nothing about them.
+            if is_whole:
+                await self._end_postponed(postponed)
+            return is_whole
         async with aclosing(self._unmet()) as pages:
             async for page in pages:
                 if is_over() or not await self._advance(claim):
@@ -119,7 +146,7 @@ class Sweep:
         Returns False if some rows have not ended.
         """
         found = await self._fetch(list(keys))
-        self._counts["found"] += len(found)
+        self._counts[FOUND] += len(found)
         self._missing |= {key: mark for key, mark in keys.items() if mark is not None and key not in found}
         return await self._hand_over(row_deliveries(self._name("sweep"), found.values(), self._pipeline.wall()))
 
@@ -147,14 +174,18 @@ class Sweep:
 
     async def _may_delete(self, claim: Claim) -> bool:
         """Whether the keys that seem to be gone may be deleted; if not, note how many they are for the operator."""
-        limit = self._run.delete_max
-        if limit is None:
-            limit = min(DELETE_MAX, int(self._keys * DELETE_SHARE))
+        limit = delete_limit(self._run.delete_max, self._keys)
         if len(self._missing) <= limit:
             return True
+        self.is_held = True
         await self._advance(claim, gone=len(self._missing))
         self._pipeline.emit(
-            events.SweepHeld(pipeline=self._pipeline.name, generation=self._run.generation, keys=len(self._missing))
+            events.SweepHeld(
+                pipeline=self._pipeline.name,
+                generation=self._run.generation,
+                keys=len(self._missing),
+                delete_max=limit,
+            )
         )
         return False
 
@@ -167,7 +198,7 @@ class Sweep:
         if not self._missing:
             return True
         if not self._origin.is_consistent:
-            self._counts["lagging"] += len(self._missing)
+            self._counts[LAGGING] += len(self._missing)
             return True
         ask_at = self._pipeline.clock() + self._pipeline.settings.horizon_s
         while self._pipeline.clock() < ask_at:
@@ -177,7 +208,7 @@ class Sweep:
         found = await self._fetch(list(self._missing))
         rows = row_deliveries(self._name("found"), found.values(), self._pipeline.wall())
         gone = {key: mark for key, mark in self._missing.items() if key not in found}
-        self._counts["gone"] += len(gone)
+        self._counts[GONE] += len(gone)
         deletions = [gone_delivery(key, mark, self._pipeline.wall()) for key, mark in gone.items()]
         return await self._hand_over([*rows, *deletions])
 
@@ -190,9 +221,28 @@ class Sweep:
 
     async def _end(self) -> None:
         """End the run. A complete run over all rows is a full resync, so none is due any more."""
-        if await move_run(self._pipeline, self._run, RunState.COMPLETE):
-            await self._pipeline.retry_until_reachable(LEDGER, lambda: self._pipeline.admin.mark_suspect([], False))
-            self._pipeline.emit(events.ReindexEnded(pipeline=self._pipeline.name, generation=self._run.generation))
+        pipeline = self._pipeline
+        if not await move_run(pipeline, self._run, RunState.COMPLETE):
+            return
+        self.has_ended = True
+        if not self._run.is_partial:
+            await pipeline.retry_until_reachable(LEDGER, lambda: pipeline.admin.mark_suspect([], False))
+        report = await pipeline.retry_until_reachable(LEDGER, lambda: report_run(pipeline, self._shards))
+        if report is not None and report.run.generation == self._run.generation:
+            pipeline.emit(
+                events.ReindexEnded(
+                    pipeline=pipeline.name,
+                    generation=self._run.generation,
+                    seconds=report.seconds,
+                    counts=report.counts,
+                    gone=report.swept.get(GONE, 0),
+                )
+            )
+
+
+def delete_limit(delete_max: int | None, keys: int) -> int:
+    """Return how many of so many keys a sweep may delete; `delete_max` is what the operator allows."""
+    return min(DELETE_MAX, int(keys * DELETE_SHARE)) if delete_max is None else delete_max
 
 
 def _is_unmet(entry: Entry, generation: int) -> bool:

@@ -1,24 +1,52 @@
-"""Compares versions of the origin with those of the ledger before a run writes anything.
+"""Checks some rows of the origin before a run writes anything: they are messages, with versions as in the ledger.
 
 An origin that counts in another unit than the messages, such as microseconds beside 1, 2, 3, would make every later
-live change stale.
+live change stale. Rows that are no messages would all become dead letters.
 """
 
+from collections.abc import Sequence
 from contextlib import aclosing
 
 from keywise.core.change import Order, is_unversioned
+from keywise.core.controls import ReindexRun
 from keywise.core.errors import AdminError, MalformedError
 from keywise.core.ledger import TransferableLedger
 from keywise.core.origin import Origin
 from keywise.flow.pipeline import OpenPipeline
-from keywise.reindex.shards import entries_of
+from keywise.reindex.rows import UNVERSIONED, RowReader, row_deliveries
+from keywise.reindex.shards import ShardProgress, entries_of
 
+SAMPLE_ROWS = 50
+EXAMPLE_BYTES = 200
 SAMPLE_KEYS = 200
 QUIET_S = 60.0
 """A key counts as quiet, and is compared, if nothing has happened to it for so long."""
 EQUAL_SHARE = 0.5
 EXAMPLES = 3
 FETCH_KEYS = 100
+
+
+async def check_rows(pipeline: OpenPipeline, origin: Origin, first: ShardProgress) -> None:
+    """Raise `AdminError` if most of the first rows of a shard cannot be read as messages, or have no version."""
+    if first.keys:
+        rows: Sequence[bytes] = [*(await origin.fetch(first.keys[:SAMPLE_ROWS])).values()]
+    else:
+        rows = (await origin.scan(first.shard, "", SAMPLE_ROWS)).rows
+    # The generation does not matter: nothing is decided here.
+    read_batch = RowReader(pipeline.reader, ReindexRun(0)).read(row_deliveries("check", rows, 0.0), 0, 0.0)
+    bad = read_batch.malformed
+    if len(bad) * 2 > len(rows) and bad[0].cause == UNVERSIONED:
+        raise AdminError(
+            f"the rows of pipeline {pipeline.name!r} have no version, and only versioned rows can be reindexed; name "
+            "the field that has it with version= of the pipeline"
+        )
+    if len(bad) * 2 > len(rows):
+        example = bad[0].delivery.body[:EXAMPLE_BYTES].decode(errors="replace")
+        raise AdminError(
+            f"{len(bad)} of the first {len(rows)} rows cannot be read as messages of pipeline {pipeline.name!r}: "
+            f"{bad[0].cause}; the first one is {example}; nothing was written; a row has to look like a message: name "
+            "its columns as the fields of a message are named, or the column that has the whole message with body="
+        )
 
 
 async def check_versions(pipeline: OpenPipeline, origin: Origin) -> int:
@@ -72,6 +100,9 @@ async def _versions(pipeline: OpenPipeline, origin: Origin, keys: list[str]) -> 
             except MalformedError as error:
                 raise AdminError(f"the row of {key!r} cannot be read as a message: {error}") from error
             if change.version is None:
-                raise AdminError(f"the row of {key!r} has no version; name its column with version=")
+                raise AdminError(
+                    f"the row of {key!r} has no version, and only versioned rows can be reindexed; name the field that "
+                    "has it with version= of the pipeline"
+                )
             versions[change.key] = change.version
     return versions

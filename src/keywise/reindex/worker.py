@@ -18,20 +18,22 @@ from keywise.core.change import Delivery
 from keywise.core.controls import ReindexRun, RunState
 from keywise.core.entry import Certainty, Claim, Refusal
 from keywise.core.errors import ThrottledError, UnavailableError
-from keywise.core.failures import cause_of_error
 from keywise.core.ledger import Failure
 from keywise.core.origin import Origin, Page
-from keywise.core.tracebacks import traceback_of
 from keywise.flow.availability import Availability
 from keywise.flow.consumer import Consumer
 from keywise.flow.handover import HandoverQueue
 from keywise.flow.pipeline import LEDGER, OpenPipeline
+from keywise.reindex.attempts import report_failure
 from keywise.reindex.plan import check_page
+from keywise.reindex.row_events import RowEvents
 from keywise.reindex.rows import RowReader, row_deliveries
 from keywise.reindex.run_state import move_run
-from keywise.reindex.shards import ShardLedger, ShardProgress, is_read, key_of
+from keywise.reindex.shards import READ, ShardLedger, ShardProgress, is_read, key_of
 from keywise.reindex.sweep import ORIGIN, Sweep
 
+HELD_LOOK_S = 600.0
+"""How often a worker repeats a sweep that waits for the operator."""
 LOOK_S = 1.0
 """How often a worker looks for a run, and for shards that another worker has let go."""
 SHARDS_AT_ONCE = 2
@@ -55,6 +57,10 @@ class ReindexWorker:
         self._shards = ShardLedger(pipeline.shard_ledger, self._owner, pipeline.settings, pipeline.clock)
         self._stop = asyncio.Event()
         self._page_rows = PAGE_ROWS
+        self._seen: tuple[int, str] | None = None
+        """The generation and the stage of the run that was last reported."""
+        self._held: tuple[ReindexRun, float] | None = None
+        """A run whose sweep waits for the operator, and when this worker looks again by itself."""
 
     def stop(self) -> None:
         """Read no more pages, and give the shards to other workers where they are."""
@@ -63,9 +69,30 @@ class ReindexWorker:
     async def run(self) -> None:
         while not self._stop.is_set():
             run = self._pipeline.controls.run
-            if run is not None and _is_at_work(run):
-                await self._take_part(run)
+            if run is not None:
+                self._report_stage(run)
+                if _is_at_work(run) and not self._is_held(run):
+                    await self._take_part(run)
             await self._rest(LOOK_S)
+
+    def _report_stage(self, run: ReindexRun) -> None:
+        """Emit that the run is in another stage. A run that had ended before this worker came is not reported."""
+        seen = (run.generation, "paused" if run.is_paused else run.state.value)
+        if seen == self._seen or run.state is RunState.STARTING:
+            return
+        is_new = self._seen is None or self._seen[0] != run.generation
+        self._seen = seen
+        if run.is_active or not is_new:
+            generation, stage = seen
+            self._pipeline.emit(
+                events.ReindexMoved(pipeline=self._pipeline.name, generation=generation, stage=stage, shards=run.shards)
+            )
+
+    def _is_held(self, run: ReindexRun) -> bool:
+        """Whether the sweep of this run waits for the operator. It looks again after a while: rows may be back."""
+        if self._held is not None and (self._held[0] != run or self._pipeline.clock() >= self._held[1]):
+            self._held = None
+        return self._held is not None
 
     async def _take_part(self, run: ReindexRun) -> None:
         """Work on a run until it ends, is paused, or this worker stops."""
@@ -76,6 +103,10 @@ class ReindexWorker:
                 else:
                     sweep = Sweep(self._pipeline, self._origin, self._shards, queue, run)
                     await sweep.run(lambda: self._is_over(run))
+                    if sweep.has_ended:
+                        self._seen = (run.generation, RunState.COMPLETE.value)  # `ReindexEnded` says more.
+                    if sweep.is_held:
+                        self._held = (run, self._pipeline.clock() + HELD_LOOK_S)
         except UnavailableError as error:
             await self._pipeline.back_off(LEDGER, error, 1)
 
@@ -94,7 +125,7 @@ class ReindexWorker:
                     consumer.stop()
                     beating.cancel()
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            raise _first(errors) from None
 
     # Scanning.
 
@@ -120,8 +151,7 @@ class ReindexWorker:
 
     async def _end_scan(self, run: ReindexRun) -> None:
         """Note that all shards are read. One worker of several succeeds, and the others see its note."""
-        state = RunState.COMPLETE if run.is_partial else RunState.SWEEPING
-        await move_run(self._pipeline, run, state)
+        await move_run(self._pipeline, run, RunState.SWEEPING)
 
     async def _read_shards(self, run: ReindexRun, queue: HandoverQueue, todo: deque[str]) -> None:
         while todo and not self._is_over(run):
@@ -153,7 +183,7 @@ class ReindexWorker:
                 if after is None:
                     return  # Another worker has taken the shard over; it repeats this page.
                 held, progress = after, ended
-                self._emit_progress(held.key, run, progress)
+                self._emit_progress(held.key, run, progress, len(page.rows))
             await ledger.commit(held, msgspec.json.encode(progress))
         except UnavailableError as error:
             with suppress(UnavailableError):
@@ -161,28 +191,19 @@ class ReindexWorker:
             await self._pipeline.back_off(ORIGIN, error, 1)
         except Exception as error:
             # The origin runs user code, or its table has changed. The shard is tried again later, here or elsewhere.
-            retry_s = self._pipeline.retry_s(held.attempts + 1)
-            self._pipeline.emit(
-                events.Failed(
-                    pipeline=self._pipeline.name,
-                    key=held.key,
-                    cause=cause_of_error(error),
-                    attempts=held.attempts + 1,
-                    retry_s=retry_s,
-                    traceback=traceback_of(error),
-                )
-            )
-            await ledger.fail(Failure(held, Certainty.CLEAN, retry_s))
+            await ledger.fail(report_failure(self._pipeline, held, error))
 
     async def _read_page(self, progress: ShardProgress) -> Page:
         try:
             if progress.keys:
                 rows = await self._origin.fetch(progress.keys)
+                self._pipeline.report_answer(ORIGIN)
                 return Page([*rows.values()], after="end", is_last=True)
             page = await self._origin.scan(progress.shard, progress.after, progress.rows_left(self._page_rows))
         except ThrottledError:
             self._page_rows = max(PAGE_ROWS_MIN, self._page_rows // 2)
             raise
+        self._pipeline.report_answer(ORIGIN)
         self._page_rows = min(PAGE_ROWS, self._page_rows + PAGE_ROWS_STEP)
         check_page(page)
         return page
@@ -220,10 +241,14 @@ class ReindexWorker:
             async with asyncio.timeout(seconds):
                 await self._stop.wait()
 
-    def _emit_progress(self, key: str, run: ReindexRun, progress: ShardProgress) -> None:
+    def _emit_progress(self, key: str, run: ReindexRun, progress: ShardProgress, page_rows: int) -> None:
         self._pipeline.emit(
             events.ShardAdvanced(
-                pipeline=self._pipeline.name, shard=key, generation=run.generation, rows=progress.counts.get("read", 0)
+                pipeline=self._pipeline.name,
+                shard=key,
+                generation=run.generation,
+                rows=progress.counts.get(READ, 0),
+                page_rows=page_rows,
             )
         )
 
@@ -235,7 +260,7 @@ def row_pipeline(pipeline: OpenPipeline, queue: HandoverQueue, run: ReindexRun, 
         sources=[("reindex", queue)],
         reader=RowReader(pipeline.reader, run),
         owner=owner,
-        # A run over a million rows would fill the history with stale ones.
+        observers=(RowEvents(pipeline),),
         reporters=(),
         bulk=frozenset(),
         debounce=None,
@@ -246,3 +271,11 @@ def row_pipeline(pipeline: OpenPipeline, queue: HandoverQueue, run: ReindexRun, 
 
 def _is_at_work(run: ReindexRun) -> bool:
     return run.state in (RunState.SCANNING, RunState.SWEEPING) and not run.is_paused
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the error that stopped the other tasks; groups may lie within groups."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -162,6 +162,23 @@ class Index(msgspec.Struct, frozen=True):
     aliases: dict[str, msgspec.Raw] = {}
 
 
+class _Documents(msgspec.Struct, frozen=True):
+    count: int = 0
+
+
+class _Indexing(msgspec.Struct, frozen=True):
+    index_total: int = 0
+
+
+class _Primaries(msgspec.Struct, frozen=True):
+    docs: _Documents = _Documents()
+    indexing: _Indexing = _Indexing()
+
+
+class _Stats(msgspec.Struct, frozen=True):
+    primaries: dict[str, _Primaries] = msgspec.field(name="_all", default={})
+
+
 class _Refusal(msgspec.Struct, frozen=True):
     error: Reason | str = ""
     status: int = 0
@@ -170,7 +187,14 @@ class _Refusal(msgspec.Struct, frozen=True):
 read_items = msgspec.json.Decoder(Items).decode
 read_documents = msgspec.json.Decoder(Documents).decode
 read_indexes = msgspec.json.Decoder(dict[str, Index]).decode
+_read_stats = msgspec.json.Decoder(_Stats).decode
 _read_refusal = msgspec.json.Decoder(_Refusal).decode
+
+
+def is_unused(stats: bytes) -> bool:
+    """Whether the statistics of an index count no document, and no write whose document waits for a refresh."""
+    totals = _read_stats(stats).primaries.values()
+    return not any(one.docs.count or one.indexing.index_total for one in totals)
 
 
 class Conflict(enum.Enum):

@@ -23,6 +23,7 @@ from keywise.adapters.opensearch.documents import (
     index_of,
     is_misdirected,
     is_removal,
+    is_unused,
     read_documents,
     read_indexes,
     read_items,
@@ -188,6 +189,18 @@ class OpenSearchSink:
                 # An index may store no bodies (`_source` is off); then there is nothing to compare.
                 found[document.key] = Content(bytes(document.body) or {}, document.version)
         return found
+
+    async def is_empty(self) -> bool:
+        """Return whether the index has no document, not even one that no search has seen since the last refresh."""
+        if not self._is_known:
+            return False
+        with self._reading():
+            path = f"{self._path}/_stats/docs,indexing?filter_path=_all.primaries"
+            answer = await self._client.request("GET", path, timeout_s=min(self._timeout_s, FIND_S))
+            if answer.status in (403, 404):
+                return False  # This user may not ask.
+            self._check(answer)
+            return is_unused(answer.body)
 
     async def _versions(self, keys: Iterable[str]) -> dict[str, int]:
         asked = list(keys)

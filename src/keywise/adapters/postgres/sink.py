@@ -79,6 +79,9 @@ class PostgresSink:
         rows = await self.database.read(self._select, list(keys))
         return {key: Content(self._body(stored), version) for key, version, *stored in rows}
 
+    async def is_empty(self) -> bool:
+        return not await self.database.read(f"select 1 from {self._table} limit 1")  # noqa: S608 - names are checked
+
     def _body(self, stored: list[Any]) -> bytes | dict[str, Any]:
         if self._columns:
             return {name: msgspec.json.decode(text) for name, text in zip(self._columns, stored, strict=True)}

@@ -116,8 +116,12 @@ class SqliteOrigin:
         return self._connection
 
     async def _run(self, act: Callable[[], T]) -> T:
-        with sqlite_errors(self.path):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, act)
+        try:
+            with sqlite_errors(self.path):
+                return await asyncio.get_running_loop().run_in_executor(self._thread, act)
+        except sqlite3.OperationalError as error:
+            # The table was fine when it was opened.
+            raise DatabaseError(f"table {self._user_table.name} in {self.path} has changed: {error}") from error
 
     def _open(self) -> None:
         """Open the file, and check that the table has these columns and a unique key."""

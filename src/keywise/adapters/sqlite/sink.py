@@ -40,6 +40,7 @@ class SqliteSink:
         )
         self._select = f"select {', '.join(stored)} from {name} where {key} in (select value from json_each(?))"  # noqa: S608
         self._delete = f"delete from {name} where {key} = ?"  # noqa: S608
+        self._any = f"select 1 from {name} limit 1"  # noqa: S608
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -61,6 +62,9 @@ class SqliteSink:
     async def read(self, keys: Sequence[str]) -> dict[str, Content]:
         rows: Any = self.database.read(self._select, (msgspec.json.encode(keys).decode(),))
         return {key: Content(self._body(stored), version) for key, version, *stored in rows}
+
+    async def is_empty(self) -> bool:
+        return not list(self.database.read(self._any))
 
     def _body(self, stored: list[Any]) -> bytes | dict[str, Any]:
         if self._columns:

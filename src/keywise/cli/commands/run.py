@@ -19,11 +19,14 @@ from keywise.cli.live.show import live_view
 from keywise.cli.output import count, duration, plain, print_error, print_json, print_table, refuse, screen
 from keywise.core import events
 from keywise.core.change import Outcome
+from keywise.core.controls import RunState
 from keywise.core.errors import KeywiseError, UnavailableError
 from keywise.core.source import Backlog, backlog_of
 from keywise.flow.pipeline import OpenPipeline
-from keywise.observe.log import Log, some_keys, still_running
+from keywise.observe.history import format_counts
+from keywise.observe.log import Log, format_empty, format_held_sweep, some_keys, still_running
 from keywise.observe.run_view import View
+from keywise.reindex.report import report_active_run
 
 _log = logging.getLogger("keywise")
 
@@ -63,7 +66,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
         list[str] | None, typer.Argument(metavar="PIPELINE", help="Run these only; all of them without it.")
     ] = None,
     until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="Stop when all queues are empty and all work is done.")
+        bool, typer.Option("--until-empty", help="Stop when all queues are empty and no reindex goes on.")
     ] = False,
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Exit if a source, ledger or sink cannot be reached at the start.")
@@ -155,7 +158,7 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View, empty: as
             with suppress(UnavailableError):
                 # A message that is being processed or retried is not acked, so it counts.
                 backlogs = [await backlog_of(source) for source in sources]
-                if not any(one.seen for one in backlogs):
+                if not any(one.seen for one in backlogs) and not await _has_rows_to_read(opened):
                     _warn_of_unknown_depth(backlogs, warned)
                     if not any(one.unsure_s for one in backlogs):
                         empty.set()
@@ -166,6 +169,12 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View, empty: as
                         await _warn_of_other_holders(pipeline, app.owners, warned)
             # Counting a long queue takes a while; spend at most a tenth of the time on it.
             wait_s = max(LOOK_S, 10 * (time.monotonic() - looked_at))
+
+
+async def _has_rows_to_read(pipelines: Sequence[OpenPipeline]) -> bool:
+    """Whether a reindex goes on that needs no operator."""
+    reports = [await report_active_run(pipeline) for pipeline in pipelines]
+    return any(not (one.run.is_paused or one.gone or one.run.state is RunState.STARTING) for one in reports if one)
 
 
 async def _open_when_reachable(app: App, name: str, stack: AsyncExitStack) -> OpenPipeline:
@@ -235,14 +244,16 @@ def _without_announced(observer: events.Observer) -> events.Observer:
 
 def _announce(event: events.Event) -> None:
     line = _announcement(event)
-    if line and isinstance(event, events.Stopped):
+    if line and isinstance(event, events.Stopped | events.SinkEmpty | events.SweepHeld):
         _log.warning("%s", plain(line))
+    elif line and isinstance(event, events.ReindexMoved | events.ReindexEnded):
+        _log.info("%s", plain(line))
     elif line:
         print(plain(line), file=sys.stderr, flush=True)
 
 
 def _announcement(event: events.Event) -> str:
-    """Return the line to print about a start, a wait or an end; empty for other events."""
+    """Return the line about a start, a wait, a stage of a reindex or an end; empty for other events."""
     match event:
         case events.Started():
             promise = PROMISES.get(event.grade, "")
@@ -257,6 +268,16 @@ def _announcement(event: events.Event) -> str:
             begun = f"{count(changes, 'change')} that {has} begun ({some_keys(event.keys, changes)})"
             waits = f"it waits for {begun}, at most {duration(event.left_s)}"
             return f"{event.pipeline} is draining: {waits}; a second Ctrl-C or signal leaves at once, and {its}"
+        case events.SinkEmpty():
+            return f"{event.pipeline}: {format_empty(event)}; {event.advice}"
+        case events.SweepHeld():
+            return f"{event.pipeline}: {format_held_sweep(event)}"
+        case events.ReindexMoved():
+            shards = f", {count(event.shards, 'shard')}" if event.stage == "scanning" else ""
+            return f"{event.pipeline}: reindex {event.generation} is {event.stage}{shards}"
+        case events.ReindexEnded():
+            ended = f"reindex {event.generation} is complete after {duration(event.seconds)}"
+            return f"{event.pipeline}: {ended}: {format_counts(event)}"
         case events.Stopped(changes=changes) if changes:
             running, again = still_running(event)
             return f"{event.pipeline} stopped while {running}, because the time of `drain` was over; {again}"

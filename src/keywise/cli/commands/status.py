@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import typer
@@ -11,11 +11,13 @@ import typer
 from keywise.app import App
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, choose_pipelines, load, warn_if_in_memory
 from keywise.cli.commands.pause import named
+from keywise.cli.commands.reindex import progress_text, waiting_texts
 from keywise.cli.live.watch import EveryOption, WatchOption, watch_or_once
 from keywise.cli.output import count, moment, print_error, print_json, print_line, print_table, size
 from keywise.core.controls import Pause
 from keywise.core.errors import DatabaseError, KeywiseError, UnavailableError
 from keywise.core.url import redacted
+from keywise.flow.sink_check import advice_of, keys_missing
 from keywise.ingest.object_report import ObjectFigures, object_figures_of
 from keywise.ingest.versions import VersionScale
 from keywise.operate.inspect import (
@@ -26,13 +28,25 @@ from keywise.operate.inspect import (
     figures_of,
     journal_summary_of,
 )
+from keywise.reindex.report import RunReport, report_active_run
 
 PAUSES_SHOWN = 5
 """How many pauses of single keys are shown."""
-MOMENTS = {"at", "since", "resync_since"}
+MOMENTS = {"at", "since", "resync_since", "started_at", "ended_at"}
 """The fields of the figures that are times."""
-_Found: TypeAlias = tuple[PipelineFigures, ObjectFigures | None]
 NUMBERS = ("keys", "tombstones", "claims", "suspects", "dead")
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What the command shows of one pipeline."""
+
+    figures: PipelineFigures
+    objects: ObjectFigures | None
+    reindex: RunReport | None
+    keys_missing: int
+    """How many keys should be in the sink, if it is empty."""
+    advice: str
+    """How to fill it."""
 
 
 def status(
@@ -45,7 +59,7 @@ def status(
     """Show the figures of each pipeline.
 
     These are its grade, the numbers of messages, keys, tombstones, live claims, suspects and dead letters,
-    what is paused, its era, and alarms of the last hour with what to do about them.
+    what is paused, its era, how far a reindex has come, and alarms of the last hour with what to do about them.
     Of a pipeline of objects: its store, what orders the versions, and the objects that workers read in parts now.
     If a queue cannot be used, shows why, and what the ledger knows. If the ledger cannot be used, shows why, and
     the journals of the workers on this machine. Shows the other pipelines in both cases, and exits with status 1.
@@ -61,7 +75,7 @@ def status(
 
     def look() -> None:
         found, unreached = _look(loaded, names, json)
-        partial = [one.pipeline for one, _ in found if any(source.cause for source in one.sources)]
+        partial = [one.figures.pipeline for one in found if any(source.cause for source in one.figures.sources)]
         if partial and not watch:
             print_error(f"{', '.join(partial)} cannot be shown in full; see the cause above")
         if unreached and not watch:
@@ -72,29 +86,31 @@ def status(
     watch_or_once(look, watch=watch, every=every, json=json)
 
 
-def _look(app: App, names: list[str], json: bool) -> tuple[list[_Found], list[Unreached]]:
+def _look(app: App, names: list[str], json: bool) -> tuple[list[Found], list[Unreached]]:
     found, unreached = asyncio.run(_gathered(app, names))
     if json:
-        result = {"ledger": redacted(app.ledger_url), "pipelines": [_figures_json(*one) for one in found]}
+        result = {"ledger": redacted(app.ledger_url), "pipelines": [_figures_json(one) for one in found]}
         print_json(result | ({"unreached": unreached} if unreached else {}), moments=MOMENTS)
     else:
         _print_status(found, unreached, time.time())
     return found, unreached
 
 
-def _figures_json(figures: PipelineFigures, objects: ObjectFigures | None) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(figures)
-    return fields | ({"objects": msgspec.to_builtins(objects)} if objects is not None else {})
+def _figures_json(one: Found) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(one.figures)
+    parts: dict[str, Any] = {"objects": one.objects, "reindex": one.reindex, "keys_missing": one.keys_missing or None}
+    return fields | {name: msgspec.to_builtins(part) for name, part in parts.items() if part is not None}
 
 
-async def _gathered(app: App, names: list[str]) -> tuple[list[_Found], list[Unreached]]:
-    found, unreached, errors = list[_Found](), list[Unreached](), list[KeywiseError]()
+async def _gathered(app: App, names: list[str]) -> tuple[list[Found], list[Unreached]]:
+    found, unreached, errors = list[Found](), list[Unreached](), list[KeywiseError]()
     for name in names:
         try:
             away: dict[str, str] = {}
             async with app.open(name, work=False, unreached=away) as pipeline:
                 figures = await figures_of(pipeline, time.time(), away)
-                found.append((figures, await object_figures_of(pipeline)))
+                objects, reindex = await object_figures_of(pipeline), await report_active_run(pipeline)
+                found.append(Found(figures, objects, reindex, await keys_missing(pipeline), advice_of(pipeline)))
         except (UnavailableError, DatabaseError) as error:
             settings = app.pipelines[name].settings
             errors.append(error)
@@ -104,15 +120,15 @@ async def _gathered(app: App, names: list[str]) -> tuple[list[_Found], list[Unre
     return found, unreached
 
 
-def _print_status(found: list[_Found], unreached: list[Unreached], now: float) -> None:
+def _print_status(found: list[Found], unreached: list[Unreached], now: float) -> None:
     if found:
-        _print_figures([figures for figures, _ in found])
-    for figures, objects in found:
-        for note in (*_object_notes(objects), *_notes(figures, now)):
-            print_line(f"{figures.pipeline}: {note}")
-    for one in unreached:
-        noted = "; ".join(format_journals(one.journal, now))
-        print_line(f"{one.pipeline}: cannot be reached: {one.cause}{f'; {noted}' if noted else ''}")
+        _print_figures([one.figures for one in found])
+    for one in found:
+        for note in (*_object_notes(one.objects), *_reindex_notes(one), *_notes(one.figures, now)):
+            print_line(f"{one.figures.pipeline}: {note}")
+    for away in unreached:
+        noted = "; ".join(format_journals(away.journal, now))
+        print_line(f"{away.pipeline}: cannot be reached: {away.cause}{f'; {noted}' if noted else ''}")
 
 
 def _print_figures(found: list[PipelineFigures]) -> None:
@@ -174,6 +190,17 @@ def _object_notes(objects: ObjectFigures | None) -> Iterator[str]:
         yield f"  {count(one.records, 'record')}, {size(one.read)} read of {one.uri!r}"
     if objects.in_parts > len(objects.largest):
         yield f"  and {count(objects.in_parts - len(objects.largest), 'more object')}"
+
+
+def _reindex_notes(one: Found) -> Iterator[str]:
+    """Yield how far a reindex has come, why it waits, and whether the sink needs one."""
+    report = one.reindex
+    if report is not None:
+        yield progress_text(report)
+        for text in waiting_texts(one.figures.pipeline, report):
+            yield f"ALARM: reindex {report.run.generation} waits: {text}"
+    if one.keys_missing and report is None:
+        yield f"ALARM: the sink is empty, and the ledger has {count(one.keys_missing, 'key')} in it; {one.advice}"
 
 
 def _notes(figures: PipelineFigures, now: float) -> Iterator[str]:

@@ -7,8 +7,8 @@ from rich.text import Text
 
 from keywise.cli.output import count, duration, plain, size, stamp
 from keywise.core import events
-from keywise.observe.log import described
-from keywise.observe.run_view import RARE, WINDOW_S, Notice, ObjectProgress, PipelineView
+from keywise.observe.log import described, format_empty, format_held_sweep
+from keywise.observe.run_view import RARE, WINDOW_S, Notice, ObjectProgress, PipelineView, ReindexProgress
 
 SLOW_SHOWN = 3
 OBJECTS_SHOWN = 5
@@ -52,6 +52,7 @@ def line(view: PipelineView) -> str:
     parts += [count(view.failed_attempts, "failed attempt")] if view.failed_attempts else []
     parts += [f"lanes {_lanes(view.lanes)}"] if view.lanes and view.state != "stopped" else []
     parts += [f"reading {', '.join(_objects(view, LINE_MAX))}"] if view.objects else []
+    parts += [_reindex(view.reindex)] if view.reindex is not None and view.state != "stopped" else []
     parts += [f"slowest {', '.join(_slowest(view))}"] if view.slowest else []
     parts += [_ledger_down(view.ledger_down)] if view.ledger_down is not None else []
     state = "" if view.state == "running" else f" {view.state},"
@@ -77,6 +78,8 @@ def _block(view: PipelineView, width: int, *, brief: bool = False) -> Iterator[T
     yield from _labelled("changes", _outcomes(view), width)
     if view.lanes is not None and view.state != "stopped":
         yield from _labelled("lanes", _lanes(view.lanes).split(", "), width)
+    if view.reindex is not None and view.state != "stopped":
+        yield from _labelled("reindex", _reindex(view.reindex).removeprefix("reindex ").split(", "), width)
     if view.ledger_down is not None:
         yield from _labelled("ledger", [Text(_ledger_down(view.ledger_down), "bold red")], width)
     for alarm in view.alarms:
@@ -123,6 +126,10 @@ def _lanes(lanes: events.Waiting) -> str:
 
 def _ledger_down(event: events.LedgerDown) -> str:
     return f"down since {stamp(event.since)}, {event.mode}"
+
+
+def _reindex(reindex: ReindexProgress) -> str:
+    return f"reindex {reindex.generation} {reindex.stage}, {count(reindex.rows, 'row')} read here"
 
 
 def _slowest(view: PipelineView) -> list[str]:
@@ -180,6 +187,10 @@ def _format_event(event: events.Event) -> str:
             return f"{count(event.keys, 'key')} had been written without the ledger, and may be suspect now"
         case events.Unrepairable():
             return "without an origin or a refetch function, keys that an outage makes suspect are not repaired"
+        case events.SinkEmpty():
+            return f"{format_empty(event)}; {_cause(event.advice)}"
+        case events.SweepHeld():
+            return format_held_sweep(event)
         case events.Alarmed():
             return f"{_cause(event.cause)}; {_cause(event.advice)}"
     return plain(described(event))

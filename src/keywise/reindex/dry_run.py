@@ -1,0 +1,124 @@
+"""A dry run: reads all rows and asks the rules what the ledger would answer, and writes nothing."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from keywise.core.change import Change, is_unversioned
+from keywise.core.controls import Controls, ReindexRun
+from keywise.core.entry import LedgerPolicy, RefusalReason
+from keywise.core.ledger import TransferableLedger
+from keywise.core.origin import Origin
+from keywise.core.rules import decide_under
+from keywise.flow.handover import IGNORED
+from keywise.flow.lanes import Ticket
+from keywise.flow.pipeline import OpenPipeline
+from keywise.reindex.admin import needs_origin, next_generation
+from keywise.reindex.plan import RunPlan, check_page
+from keywise.reindex.rows import RowReader, row_deliveries
+from keywise.reindex.shards import READ, ShardProgress, entries_of, rows_expected
+from keywise.reindex.sweep import delete_limit
+from keywise.reindex.version_check import check_rows, check_versions
+
+PAGE_ROWS = 500
+FETCH_KEYS = 100
+INSPECTED_AT_ONCE = 16
+"""How many keys are looked up in the ledger at the same time."""
+APPLY, MALFORMED = "apply", "malformed"
+"""What is counted beside refusals: rows that would be written, and rows that would become dead letters."""
+_REFUSALS = {
+    RefusalReason.STALE: "stale",
+    RefusalReason.DUPLICATE: "duplicate",
+    RefusalReason.REMOVED: "removed",
+    RefusalReason.MIXED: MALFORMED,
+}
+"""How a refused row would end. A row that is refused for now would wait, and be written then."""
+
+
+class DryRunReport(msgspec.Struct, frozen=True):
+    """What a run would do, if it started now and nothing else happened."""
+
+    generation: int
+    counts: Mapping[str, int]
+    """How many rows were read, and how many of them would be applied, refused, or no messages."""
+    gone: int
+    """How many keys of the ledger the origin does not have; 0 for a partial run, which deletes nothing."""
+    delete_max: int
+    """How many of them a run deletes without a question."""
+
+
+class DryRun:
+    """Reads the rows of a plan in this process. No worker takes part, and another run may be going on."""
+
+    def __init__(self, pipeline: OpenPipeline, plan: RunPlan) -> None:
+        self._pipeline = pipeline
+        self._plan = plan
+        self._origin: Origin
+        self._origin, _ = needs_origin(pipeline)
+        self._policy = LedgerPolicy(redelivery_s=pipeline.settings.redelivery_s)
+        self._counts: Counter[str] = Counter()
+        self._keys = 0
+        """How many keys with a row the ledger has."""
+
+    async def run(self, show: Callable[[str, int, int | None], None] = lambda *facts: None) -> DryRunReport:
+        """Read everything; `show` gets the stage, how much of it is done, and about how much there is."""
+        pipeline, plan = self._pipeline, self._plan
+        controls = await pipeline.control_store.controls()
+        generation = await next_generation(pipeline, controls.run, plan)
+        shards = await plan.shards(self._origin)
+        if plan.is_checked:
+            await check_rows(pipeline, self._origin, shards[0])
+            await check_versions(pipeline, self._origin)
+        reader = RowReader(pipeline.reader, ReindexRun(generation, also_removed=plan.also_removed))
+        expected = rows_expected(shards)
+        for shard in shards:
+            async with aclosing(self._pages(shard)) as pages:
+                async for rows in pages:
+                    await self._count(reader, rows, controls)
+                    show("reading rows", self._counts[READ], expected)
+        gone = 0 if plan.is_partial else await self._count_gone(show)
+        return DryRunReport(generation, dict(+self._counts), gone, delete_limit(plan.delete_max, self._keys))
+
+    async def _pages(self, progress: ShardProgress) -> AsyncGenerator[Sequence[bytes], None]:
+        if progress.keys:
+            yield [*(await self._origin.fetch(progress.keys)).values()]
+            return
+        while not progress.is_last:
+            page = await self._origin.scan(progress.shard, progress.after, progress.rows_left(PAGE_ROWS))
+            check_page(page)
+            yield page.rows
+            progress = progress.past(page, {}, 0)
+
+    async def _count(self, reader: RowReader, rows: Sequence[bytes], controls: Controls) -> None:
+        now = await self._pipeline.admin.now()
+        read_batch = reader.read(row_deliveries("dry run", rows, now), 0, self._pipeline.clock())
+        self._counts.update({READ: len(rows), MALFORMED: len(read_batch.malformed), IGNORED: len(read_batch.ignored)})
+        tickets = read_batch.tickets
+        for start in range(0, len(tickets), INSPECTED_AT_ONCE):
+            some = tickets[start : start + INSPECTED_AT_ONCE]
+            self._counts.update(await asyncio.gather(*(self._outcome(one, controls, now) for one in some)))
+
+    async def _outcome(self, ticket: Ticket, controls: Controls, now: float) -> str:
+        change: Change[object] = ticket.change
+        refusal = decide_under(controls, await self._pipeline.admin.inspect(change.key), change, now, self._policy)
+        return APPLY if refusal is None else _REFUSALS.get(refusal.reason, APPLY)
+
+    async def _count_gone(self, show: Callable[[str, int, int | None], None]) -> int:
+        """Look up every key of the ledger that has a row, and count those that the origin does not have."""
+        ledger, total = self._pipeline.ledger, (await self._pipeline.admin.counts()).keys
+        assert isinstance(ledger, TransferableLedger), "the shards are in the same ledger"
+        gone, seen, keys = 0, 0, list[str]()
+        async with aclosing(entries_of(ledger)) as entries:
+            async for key, entry in entries:
+                seen += 1
+                if entry.mark is not None and not entry.deleted and not is_unversioned(entry.mark):
+                    self._keys += 1
+                    keys.append(key)
+                if len(keys) == FETCH_KEYS:
+                    gone += len(keys) - len(await self._origin.fetch(keys))
+                    keys = []
+                    show("looking up keys", seen, total)
+        return gone + (len(keys) - len(await self._origin.fetch(keys)) if keys else 0)
