@@ -185,7 +185,7 @@ def test_an_outage_is_told_since_when_and_what_followed():
     text = "\n".join(drawn(view.look(), 200))
     assert "ledger   down since 1970-01-01 00:00:00 UTC, write-anyway" in text
     assert "the ledger is down since 1970-01-01 00:00:00 UTC, write-anyway: refused" in text
-    assert "3 keys had been written without the ledger" in text and "there is no refetch" in text
+    assert "3 keys had been written without the ledger" in text and "without an origin or a refetch function" in text
     assert line(view.look()[0]).endswith("down since 1970-01-01 00:00:00 UTC, write-anyway")
 
 
