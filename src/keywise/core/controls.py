@@ -1,4 +1,4 @@
-"""What an operator has set for a pipeline: its era, its pauses, its reindex, and whether a full resync is due."""
+"""What an operator has set for a pipeline: its era, its pauses, its reindex and its target; whether a resync is due."""
 
 import enum
 from fnmatch import fnmatchcase
@@ -32,6 +32,8 @@ class RunState(enum.StrEnum):
     SCANNING = "scanning"
     SWEEPING = "sweeping"
     """All shards are read. Keys that the scan has not met are looked up in the origin."""
+    CATCHING_UP = "catching up"
+    """Another target holds all rows, and follows the live one until the swap."""
     COMPLETE = "complete"
     CANCELLED = "cancelled"
 
@@ -55,10 +57,37 @@ class ReindexRun(msgspec.Struct, frozen=True):
     ended_at: float = 0.0
     by: str = ""
     why: str = ""
+    into: str = ""
+    """The target that the run fills beside the live one; empty for a run in place."""
+    is_rollback: bool = False
+    """The target was live before, so that there are no rows to read: it only has to catch up."""
+    swaps: bool = False
+    """The operator wants `into` to become the live target as soon as it may."""
+    accept_dead: int = 0
+    """With how many dead letters of its rows the swap may take place."""
+    pause_max_s: float = 5.0
+    """How long a swap may keep changes waiting."""
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether the run fills another target beside the live one."""
+        return bool(self.into)
 
     @property
     def is_active(self) -> bool:
         return self.state not in (RunState.COMPLETE, RunState.CANCELLED)
+
+
+class Move(msgspec.Struct, frozen=True):
+    """The barrier of a swap: the name of the sink moves to another target, and nothing is claimed meanwhile."""
+
+    before: str
+    """The target that the name stands for."""
+    after: str
+    token: int
+    """Of the claim under which the swap is carried out; whoever takes that claim over takes the barrier over."""
+    is_called: bool = False
+    """The store was asked to move the name, so it may have moved: from here on the swap only goes forward."""
 
 
 class Controls(msgspec.Struct, frozen=True, dict=True):
@@ -66,6 +95,8 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
 
     era: int = 0
     pauses: tuple[Pause, ...] = ()
+    move: Move | None = None
+    """The barrier of a swap. The shortcuts of the stores compare the text of these three fields, so they come first."""
     resync_at: float = 0.0
     """Since when a full resync is due, by the store's clock; 0 if none is.
 
@@ -77,16 +108,27 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
 
     run: ReindexRun | None = None
     """The last reindex, which may still be going on."""
+    target: str = ""
+    """The target that the name of the sink stands for since the last swap; empty before the first."""
+    spare: str = ""
+    """The target that was live before the last swap, and can be again; empty if there is none, or it was dropped."""
+    target_epoch: int = 0
+    """How many swaps there were, rollbacks included."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether neither an era nor a pause is set."""
-        return not self.era and not self.pauses
+        """Whether the mark alone decides: neither an era, a pause nor a barrier is set."""
+        return not self.era and not self.pauses and self.move is None
 
     @property
     def is_paused(self) -> bool:
         """Whether the whole pipeline is paused."""
         return any(pause.is_pattern and pause.keys == EVERYTHING for pause in self.pauses)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no change is claimed now: the whole pipeline is paused, or a swap is under way."""
+        return self.is_paused or self.move is not None
 
     @cached_property
     def _keys(self) -> frozenset[str]:

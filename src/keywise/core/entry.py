@@ -30,7 +30,7 @@ class RefusalReason(enum.StrEnum):
     MIXED = "mixed"
     """Versioned and unversioned changes are mixed on one key: they have no common order."""
     PAUSED = "paused"
-    """An operator has paused the key."""
+    """An operator has paused the key, or a swap holds up all keys for some seconds."""
     LIMITED = "limited"
     """The rate limit of the key allows the next dispatch only later."""
     FORGOTTEN = "forgotten"
@@ -112,6 +112,8 @@ class LeaseTerms(msgspec.Struct, frozen=True):
     """The worker runs the changes in the company of this level, or in less."""
     despite_pause: bool = False
     """Claim even if the key is paused: an operator pauses a key and then works on it."""
+    move_token: int = 0
+    """Pass the barrier that has this token: the caller carries out the swap."""
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):

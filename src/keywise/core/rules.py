@@ -27,6 +27,8 @@ from keywise.core.ledger import Failure
 
 PAUSE_LOOK_S = 2.0
 """How many seconds a worker waits before it claims a paused key again."""
+MOVE_LOOK_S = 0.2
+"""How many seconds it waits during a swap, which takes seconds itself."""
 
 
 def decide(
@@ -55,8 +57,10 @@ def decide_under(
     policy: LedgerPolicy,
     terms: LeaseTerms | None = None,
 ) -> Refusal | None:
-    """Decide as `decide` does, under the operator's controls: in the key's current era, and not while it is paused."""
+    """Decide as `decide` does, under the controls: in the key's era, and neither paused nor during a swap."""
     refusal = decide(entry, current(header, entry, controls), now, policy, terms)
+    if refusal is None and controls.move is not None and (terms is None or terms.move_token != controls.move.token):
+        return Refusal(RefusalReason.PAUSED, MOVE_LOOK_S)
     if refusal is None and controls.pauses and not (terms is not None and terms.despite_pause):
         return Refusal(RefusalReason.PAUSED, PAUSE_LOOK_S) if controls.pauses_key(header.key) else None
     if refusal is not None and refusal.mark is not None and header.order is not None and header.order[0] == 0:

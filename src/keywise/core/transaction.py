@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from keywise.core.change import ChangeHeader
+from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Advance, Claim, Commit, Refusal
 
@@ -39,6 +40,9 @@ class Transaction(Protocol):
 
     async def dead_letter(self, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
         """Store dead letters. Older changes of their keys may be applied again."""
+
+    async def replace_controls(self, before: Controls, after: Controls) -> bool:
+        """Do what `ControlStore.replace_controls` does, inside this transaction."""
 
     def savepoint(self) -> AbstractAsyncContextManager[None]:
         """Open a part of the transaction that is rolled back alone if it raises."""

@@ -185,7 +185,7 @@ class QueueTransactionWorker:
                 self._prefetching = asyncio.create_task(self._peek(index, deliveries[-1]))
             tickets = coalesced.survivors
             result = await transact(self._settlement, self._sink, transaction, decide, tickets, careful=careful)
-            if result.paused and (await pipeline.control_store.controls()).is_paused:
+            if result.paused and (await pipeline.control_store.controls()).is_stopped:
                 # Roll back: the messages stay in the queue as they are, instead of each being put off.
                 raise _AllPausedError
             settled = await self._end(index, transaction, queue, read_batch, coalesced, result)

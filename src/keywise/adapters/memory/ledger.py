@@ -103,7 +103,7 @@ class MemoryLedger:
     async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         async with self.database.exclusive():
             ledger_steps.mark_suspect(self.working_set, headers)
-            self._set_controls(self.working_set.controls.with_resync(resync_due, self.working_set.now))
+            self.set_controls(self.working_set.controls.with_resync(resync_due, self.working_set.now))
 
     async def dead_letters(
         self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
@@ -142,7 +142,7 @@ class MemoryLedger:
             if any(entry.token != 0 and entry.lease_until > now for entry in entries):
                 return None
             raised = controls.with_era_above(max((rules.era_of(entry, controls) for entry in entries), default=0))
-            self._set_controls(raised)
+            self.set_controls(raised)
             return raised.era
 
     async def fix_scale(self, scale: str) -> str:
@@ -198,10 +198,11 @@ class MemoryLedger:
         async with self.database.exclusive():
             before = self.working_set.controls
             after = change(before)
-            self._set_controls(after)
+            self.set_controls(after)
             return before, after
 
-    def _set_controls(self, controls: Controls) -> None:
+    def set_controls(self, controls: Controls) -> None:
+        """Store the controls in the step, or the transaction, that is under way."""
         self.database.set(self._scope.controls, "", controls)
 
 
@@ -242,6 +243,7 @@ class MemoryTransaction:
 
     def __init__(self, ledger: MemoryLedger) -> None:
         self.connection = ledger.database
+        self._ledger = ledger
         self._working_set = ledger.working_set
 
     async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
@@ -261,6 +263,12 @@ class MemoryTransaction:
 
     async def dead_letter(self, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
         ledger_steps.dead_letter_unclaimed(self._working_set, letters)
+
+    async def replace_controls(self, before: Controls, after: Controls) -> bool:
+        if self._working_set.controls != before:
+            return False
+        self._ledger.set_controls(after)
+        return True
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:

@@ -36,8 +36,8 @@ on conflict (scope, key) do update set
     era = excluded.era, version = excluded.version, generation = excluded.generation,
     deleted = excluded.deleted, updated_at = excluded.updated_at, active = excluded.active;
 
--- Locks every key, marks those that are idle at versions that are plainly newer, and returns the other keys. If an era
--- or a pause is set or a message is older than the retention, it locks and marks nothing, and returns every key.
+-- Locks every key, marks those that are idle at versions that are plainly newer, and returns the other keys. If an era,
+-- a pause or a barrier is set or a message is older than the retention, it locks and marks nothing, and returns every key.
 -- Nothing else in the controls decides about a key.
 -- name: mark_newer
 with marked as (
@@ -46,7 +46,7 @@ with marked as (
     from unnest(string_to_array($2, ','), $3::text::bigint[], $4::boolean[]) as one (code, version, deleted)
     where exists (
             select from keywise_scopes
-            where id = $1 and (controls = '{}' or controls like '{"era":0,"pauses":[],%')
+            where id = $1 and (controls = '{}' or controls like '{"era":0,"pauses":[],"move":null,%')
         )
         and $5::float8 >= extract(epoch from clock_timestamp())::float8
     on conflict (scope, key) do update set
@@ -69,13 +69,13 @@ on conflict (scope, key) do update set
 -- controls is locked first. If an operator changes it meanwhile, it is compared again, and nothing is claimed.
 -- If an operator waits for the lock of the scope, nothing is claimed either: share locks that overlap without
 -- a gap would keep the operator waiting for ever.
--- Of the controls, only an era and pauses decide claims.
+-- Of the controls, only an era, pauses and a barrier decide claims.
 -- The claimed version is stored in `updated_at` until the commit: `returning` shows only what is stored.
 -- The entry is put together as text, what is common to all in one step: to build it as JSON takes a quarter of the claim.
 -- name: claim_newer
 with controls as materialized (
     select from keywise_scopes
-    where id = $1 and (controls = '{}' or controls like '{"era":0,"pauses":[],%')
+    where id = $1 and (controls = '{}' or controls like '{"era":0,"pauses":[],"move":null,%')
         and pg_try_advisory_xact_lock_shared($8, $1)
     for share
 ), clock as materialized (

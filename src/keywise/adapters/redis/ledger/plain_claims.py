@@ -25,7 +25,7 @@ from keywise.core.key_encoding import encoded
 AT_ONCE = 1_000
 """Lua passes at most 8,000 values to one call; a claim is two of them."""
 CONTROLS = b"controls"
-"""The answer of a script that leaves all keys to the rules, because an era or a pause is set."""
+"""The answer of a script that leaves all keys to the rules, because an era, a pause or a barrier is set."""
 
 _One = TypeVar("_One", ChangeHeader, Claim)
 
@@ -37,10 +37,10 @@ class RedisPlainClaims:
         self._scope = scope
         self._policy = policy
         self.is_worth_trying = policy.rate is None
-        """False if keys have a rate, or if an era or a pause was set when the controls were last seen."""
+        """False if keys have a rate, or if an era, a pause or a barrier was set when the controls were last seen."""
 
     def saw(self, controls: Controls) -> None:
-        """Note the controls: while an era or a pause is set, the rules decide every claim."""
+        """Note the controls: while an era, a pause or a barrier is set, the rules decide every claim."""
         self.is_worth_trying = self._policy.rate is None and controls.is_plain
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> list[Claim]:

@@ -8,9 +8,9 @@ local versions = ARGV[12]
 local start = math.max(tonumber(redis.call('HGET', P .. 'meta', 'token') or 0) + 1,
     tonumber(time[1]) * 1000000 + tonumber(time[2]))
 local first = string.format('%.0f', start)
--- Of the controls, only an era and pauses decide claims.
+-- Of the controls, only an era, pauses and a barrier decide claims.
 local controls = redis.call('GET', P .. 'controls') or '{}'
-if controls ~= '{}' and string.find(controls, '{"era":0,"pauses":[],', 1, true) ~= 1 then
+if controls ~= '{}' and string.find(controls, '{"era":0,"pauses":[],"move":null,', 1, true) ~= 1 then
   return {meta[2], '0', first, 'controls'}
 end
 local takes_new = ARGV[8] == '' or tonumber(ARGV[9]) >= seconds - tonumber(ARGV[8])

@@ -1,0 +1,74 @@
+"""The contract of a sink whose name can move to another target: an alias of indexes, or the name of a table."""
+
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from keywise.core.sink import AtomicSink, Sink
+
+
+class TargetNote(msgspec.Struct, frozen=True):
+    """What a target remembers of the run that builds it, where its store can keep that."""
+
+    pipeline: str
+    generation: int
+
+
+@runtime_checkable
+class MovableSink(Protocol):
+    """The ability of a sink to be built beside, and to move its name to what was built.
+
+    The *name* is what the URL of the sink says, and the *target* what stores the documents or rows. Each write finds
+    the target by the name, so that a write after the move can only reach the new one.
+    """
+
+    async def current_target(self) -> str:
+        """Return the target that the name stands for; raise `AdminError` if the name cannot be moved."""
+
+    def at_target(self, target: str) -> Sink | AtomicSink:
+        """Return a sink, not open yet, that writes to a target whatever the name stands for."""
+
+    async def create_target(self, target: str, note: TargetNote, epoch: int, definition: bytes | None) -> None:
+        """Create an empty target for a run, or find the one that the same run has created.
+
+        `definition` is a file of the operator's; without one, the target is like the live one. `epoch` is the number
+        of swaps so far. Raises `AdminError` if there is another target of that name, or the definition does not fit.
+        """
+
+    async def finish_target(self, target: str) -> list[str]:
+        """Undo what made the building faster, make all writes visible, and return why the target cannot serve yet."""
+
+    async def count(self, target: str) -> int:
+        """Return how many keys a target holds."""
+
+    async def targets(self, pipeline: str) -> list[str]:
+        """Return the targets that runs of this pipeline have built and that exist still, the oldest first.
+
+        Empty where the store cannot remember it.
+        """
+
+    async def drop_target(self, target: str) -> None:
+        """Delete a target with all that it holds. Raises `AdminError` for the live one; a missing one is no error."""
+
+
+@runtime_checkable
+class AliasSink(MovableSink, Protocol):
+    """A movable sink with a store of its own: the name moves by a call whose answer can be lost."""
+
+    async def move_name(self, before: str, after: str, epoch: int) -> None:
+        """Let the name stand for `after`, and no longer for `before`; return once that is certain.
+
+        It may be repeated with the same arguments. A copy of the call that arrives after a later move has no effect:
+        each move uses up something that carries its `epoch`. Raises `UnavailableError` if the outcome is not known.
+        """
+
+    async def protect(self, target: str, *, is_protected: bool) -> None:
+        """Let the store refuse writes to a target, or accept them again: a second fence, behind the ledger's."""
+
+
+@runtime_checkable
+class RenamingSink(MovableSink, Protocol):
+    """A movable sink in the ledger's database: the name moves in the transaction that also ends the barrier."""
+
+    async def exchange(self, connection: Any, before: str, after: str) -> None:
+        """Rename the live table to `before`, and the table `after` to the name of the sink, in a transaction."""
