@@ -76,6 +76,7 @@ from keywise.core.source import (
     TransactionalQueue,
     TransactionalSource,
 )
+from keywise.core.target import AliasSink, MovableSink
 from keywise.core.transaction import MarkingTransaction, Transaction
 from keywise.core.transfer import LedgerTransfer
 
@@ -175,6 +176,8 @@ READABLE_SINK: tuple[type[ReadableSink], ...] = (
     OpenSearchSink,
     DynamoSink,
 )
+MOVABLE_SINK: tuple[type[MovableSink], ...] = (OpenSearchSink,)
+ALIAS_SINK: tuple[type[AliasSink], ...] = (OpenSearchSink,)
 
 # Origins.
 ORIGIN: tuple[type[Origin], ...] = (MemoryOrigin, SqliteOrigin, PostgresOrigin, DynamoOrigin, FunctionOrigin)
