@@ -7,6 +7,8 @@ from functools import cached_property, lru_cache
 import msgspec
 
 EVERYTHING = "*"
+PAUSE_MAX_S = 5.0
+"""How long a swap may keep changes waiting, if the operator does not say."""
 
 
 class Pause(msgspec.Struct, frozen=True):
@@ -59,13 +61,15 @@ class ReindexRun(msgspec.Struct, frozen=True):
     why: str = ""
     into: str = ""
     """The target that the run fills beside the live one; empty for a run in place."""
+    live: str = ""
+    """The live target when a run beside began."""
     is_rollback: bool = False
     """The target was live before, so that there are no rows to read: it only has to catch up."""
     swaps: bool = False
     """The operator wants `into` to become the live target as soon as it may."""
     accept_dead: int = 0
     """With how many dead letters of its rows the swap may take place."""
-    pause_max_s: float = 5.0
+    pause_max_s: float = PAUSE_MAX_S
     """How long a swap may keep changes waiting."""
 
     @property
@@ -112,6 +116,8 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
     """The target that the name of the sink stands for since the last swap; empty before the first."""
     spare: str = ""
     """The target that was live before the last swap, and can be again; empty if there is none, or it was dropped."""
+    spare_generation: int = 0
+    """Of the run whose scope in the ledger describes the spare."""
     target_epoch: int = 0
     """How many swaps there were, rollbacks included."""
 
