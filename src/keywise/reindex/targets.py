@@ -24,13 +24,13 @@ async def check_beside(pipeline: OpenPipeline, controls: Controls, plan: RunPlan
     name, sink = pipeline.name, needs_targets(pipeline)
     if plan.is_partial or plan.also_removed:
         raise AdminError(
-            "a target beside the live one gets all rows but those of keys that an operator has removed; leave out --ids, "
-            "--limit and --also-removed"
+            "a target beside the live one gets all rows but those of keys that an operator has removed; leave out "
+            "--ids, --limit and --also-removed"
         )
     if controls.era and isinstance(sink, AliasSink):
         raise AdminError(
-            f"pipeline {name!r} is in era {controls.era}, and the store compares versions only; build the new target as "
-            "a pipeline of its own"
+            f"pipeline {name!r} is in era {controls.era}, and the store compares versions only; build the new target "
+            "as a pipeline of its own"
         )
     if controls.spare:
         raise AdminError(
