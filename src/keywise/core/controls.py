@@ -112,6 +112,8 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
 
     run: ReindexRun | None = None
     """The last reindex, which may still be going on."""
+    generation: int = 0
+    """The highest generation of any run."""
     target: str = ""
     """The target that the name of the sink stands for since the last swap; empty before the first."""
     spare: str = ""
@@ -120,6 +122,9 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
     """Of the run whose scope in the ledger describes the spare."""
     target_epoch: int = 0
     """How many swaps there were, rollbacks included."""
+    swap_token: int = 0
+    """Of the last claim under which a worker has changed the controls for a swap. Tokens grow, so a worker that was
+    stopped and has lost its claim finds a higher one, and changes nothing."""
 
     @property
     def is_plain(self) -> bool:

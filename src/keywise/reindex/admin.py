@@ -65,7 +65,7 @@ class ReindexAdmin:
         """Store the run as starting, with its generation: no other start can take the same one."""
         if before is not None and before.state is RunState.STARTING and _is_same(before, plan):
             return before
-        generation = await next_generation(self.pipeline, before, plan)
+        generation = await next_generation(self.pipeline, plan)
         run = ReindexRun(
             generation,
             into=target_of(plan, generation),
@@ -222,10 +222,10 @@ class ReindexAdmin:
         return changed
 
 
-async def next_generation(pipeline: OpenPipeline, before: ReindexRun | None, plan: RunPlan) -> int:
+async def next_generation(pipeline: OpenPipeline, plan: RunPlan) -> int:
     """Return the generation of a new run, above all that its pipeline has reached; raise `AdminError` if it is not."""
     highest = await pipeline.control_store.highest_generation()
-    known = max(highest, before.generation if before is not None else 0)
+    known = max(highest, (await pipeline.control_store.controls()).generation)
     generation = plan.generation if plan.generation is not None else known + 1
     if generation <= known:
         raise AdminError(

@@ -37,8 +37,8 @@ class Barrier:
         return await self.change_live(lambda controls: replace(controls, move=move))
 
     async def lift(self) -> None:
-        """Open the live target again; the swap was called off."""
-        await self.change_live(lambda controls: replace(controls, move=None))
+        """Open the live target again: the swap was called off. It does nothing if the swap can only go forward."""
+        await self.change_live(lambda controls: controls if _is_called(controls) else replace(controls, move=None))
 
     async def change_live(self, change: Callable[[Controls], Controls]) -> Controls:
         """Change the controls of the live target in one step. `change` may be called again after a lost answer."""
@@ -51,11 +51,15 @@ class Barrier:
         store = pipeline.control_store
         while True:
             before = await pipeline.retry_until_reachable(LEDGER, store.controls)
-            if before.move is not None and before.move.token > self._token:
+            if before.swap_token > self._token:
                 raise OvertakenError
-            after = change(before)
+            after = replace(change(before), swap_token=self._token)
             if after == before:
-                return after
+                return after  # The answer to an earlier call was lost.
             if await pipeline.retry_until_reachable(LEDGER, partial(store.replace_controls, before, after)):
                 pipeline.controls = after
                 return after
+
+
+def _is_called(controls: Controls) -> bool:
+    return controls.move is not None and controls.move.is_called

@@ -14,8 +14,8 @@ from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.pipeline import OpenPipeline
 from keywise.flow.transactional import write_all
 
-SETTLED = (RefusalReason.STALE, RefusalReason.DUPLICATE)
-"""Refusals after which nothing is missing: the target has this version, or a newer one."""
+FAILED = (RefusalReason.MIXED, RefusalReason.FORGOTTEN, RefusalReason.PAUSED)
+"""Refusals that the next pass will meet again. With any other, the target has the version, or is about to get one."""
 
 
 class TargetWriter:
@@ -55,8 +55,8 @@ class TargetWriter:
         terms = LeaseTerms(pipeline.owner, lease_s, Level.ALONE, despite_pause=despite_pause, move_token=move_token)
         results = await pipeline.ledger.claim(headers, terms)
         self._heartbeat.hold(results.granted, asked_at)
-        unsettled = {key: one for key, one in results.refused.items() if one.reason not in SETTLED}
-        return results.granted, {key: f"its claim was refused: {one.reason.value}" for key, one in unsettled.items()}
+        failed = {key: one.reason for key, one in results.refused.items() if one.reason in FAILED}
+        return results.granted, {key: f"its claim was refused: {reason.value}" for key, reason in failed.items()}
 
     async def _write(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> dict[str, str]:
         sink = self._pipeline.sink
