@@ -107,9 +107,10 @@ class Catalogue:
             return await self.until(admin.pipeline, lambda controls: not run_of(controls).swaps)
 
     async def until(self, pipeline: OpenPipeline, holds: Callable[[Controls], bool]) -> Controls:
-        while not holds(controls := await pipeline.control_store.controls()):
+        while True:
+            if holds(controls := await pipeline.control_store.controls()):
+                return controls
             await asyncio.sleep(LOOK_S)
-        return controls
 
     async def content(self) -> dict[str, int | None]:
         """What the live target holds: the version of each key that was ever a row."""

@@ -89,7 +89,7 @@ class Move(msgspec.Struct, frozen=True):
     """The target that the name stands for."""
     after: str
     token: int
-    """Of the claim under which the swap is carried out; whoever takes that claim over takes the barrier over."""
+    """Of the claim under which a worker carries out the swap; the next holder of that claim takes the barrier over."""
     is_called: bool = False
     """The store was asked to move the name, so it may have moved: from here on the swap only goes forward."""
 

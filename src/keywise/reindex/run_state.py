@@ -1,4 +1,4 @@
-"""Moves a run from one state to the next. Workers and operators may try at the same time, and one of them succeeds."""
+"""Moves a run from one state to the next; of several workers and operators that try at once, one succeeds."""
 
 from functools import partial
 
