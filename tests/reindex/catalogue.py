@@ -53,6 +53,7 @@ class Catalogue:
         self._ledger, self._sink = ledger, sink
         self._settings = {**SETTINGS, **settings}
         self.app = self.new_app(observers=[self.events.append])
+        self._working: asyncio.Task[None] | None = None
 
     def new_app(self, observers: Sequence[Callable[[Event], None]] = ()) -> keywise.App:
         """An app as another process has it."""
@@ -72,12 +73,12 @@ class Catalogue:
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         """A worker runs meanwhile."""
-        working = asyncio.create_task(self.app.run(handle_signals=False))
+        self._working = asyncio.create_task(self.app.run(handle_signals=False))
         try:
             yield
         finally:
             self.app.stop()
-            await working
+            await self._working
 
     @asynccontextmanager
     async def acting(self) -> AsyncIterator[ReindexAdmin]:
@@ -110,7 +111,7 @@ class Catalogue:
         while True:
             if holds(controls := await pipeline.control_store.controls()):
                 return controls
-            await asyncio.sleep(LOOK_S)
+            await self._look()
 
     async def content(self) -> dict[str, int | None]:
         """What the live target holds: the version of each key that was ever a row."""
@@ -126,7 +127,14 @@ class Catalogue:
                 entry = await admin.pipeline.admin.inspect(key)
                 if entry is not None and entry.mark is not None and entry.mark[1] >= version and not entry.token:
                     return
-                await asyncio.sleep(LOOK_S)
+                await self._look()
+
+    async def _look(self) -> None:
+        """Let the worker go on for a moment; raise what has ended it."""
+        assert self._working is not None, "only a worker brings about what is waited for"
+        if self._working.done():
+            raise AssertionError("the worker has ended") from self._working.exception()
+        await asyncio.wait([self._working], timeout=LOOK_S)
 
     def _keys(self) -> list[str]:
         return [f"k{number}" for number in range(200)] + list(self.origin.rows)
