@@ -17,7 +17,7 @@ from keywise.reindex.admin import ReindexAdmin
 from keywise.reindex.plan import RunPlan
 
 LOOK_S = 0.02
-SETTINGS = {"lease": "2s", "horizon": "300ms", "repair": "100ms", "maintenance": "1s"}
+SETTINGS = {"lease": "2s", "margin": "500ms", "horizon": "300ms", "repair": "100ms", "maintenance": "1s"}
 
 
 class Rows:
