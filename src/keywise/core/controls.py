@@ -136,11 +136,6 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
         """Whether the whole pipeline is paused."""
         return any(pause.is_pattern and pause.keys == EVERYTHING for pause in self.pauses)
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether no change is claimed now: the whole pipeline is paused, or a swap is under way."""
-        return self.is_paused or self.move is not None
-
     @cached_property
     def _keys(self) -> frozenset[str]:
         return frozenset(pause.keys for pause in self.pauses if not pause.is_pattern)
