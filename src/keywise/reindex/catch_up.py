@@ -103,7 +103,7 @@ class CatchUp:
                 continue
             if gap.live.mark is None or change.order[:2] > gap.live.mark[:2]:
                 to_live.append(change)
-            if (order := order_in(gap.other, change.order)) is not None:
+            if (order := order_in(gap.other, change.order, deleted=change.deleted)) is not None:
                 to_other.append(_at(change, order))
         one.failed |= await self._to_other.write(to_other, despite_pause=True)
         one.failed |= await self._to_live.write(to_live)
@@ -176,7 +176,7 @@ class _Pass(msgspec.Struct):
 
 def _tombstone(gap: KeyGap) -> Change[Any] | None:
     assert gap.live.mark is not None, "only a mark can be a tombstone"
-    order = order_in(gap.other, gap.live.mark)
+    order = order_in(gap.other, gap.live.mark, deleted=True)
     return Change(gap.key, order, deleted=True) if order is not None else None
 
 

@@ -48,11 +48,12 @@ def gap_of(live: KeyState, other: KeyState) -> Gap:
     return Gap.ROW
 
 
-def order_in(state: KeyState, order: Order) -> Order | None:
-    """Return the order at which a target that is in this state takes a row or a deletion; None if it has it already.
+def order_in(state: KeyState, order: Order, *, deleted: bool) -> Order | None:
+    """Return the order at which a target in this state takes a row or a deletion; None if it has that, or a newer one.
 
-    The content of one version can change sides only by a deletion, which the order has to be above.
+    At one version, a key can be deleted or come back: the order is then above the mark.
     """
     if state.mark is None or order[:2] > state.mark[:2]:
         return order
-    return None if order[:2] < state.mark[:2] else max(order, above(state.mark))
+    has_it = order[:2] < state.mark[:2] or state.deleted == deleted
+    return None if has_it else max(order, above(state.mark))
