@@ -7,7 +7,7 @@ index that the name leaves gets the guard of the next epoch, for the way back.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -18,6 +18,8 @@ from keywise.adapters.opensearch.documents import NOT_FOUND, is_index_name, own_
 from keywise.adapters.opensearch.engine import Engine
 from keywise.core.errors import AdminError, UnavailableError
 from keywise.core.target import TargetNote
+
+T = TypeVar("T")
 
 TIMEOUT = "timeout=10s"
 """How long the engine waits until all nodes know of a change. Its default is as long as the client waits for it."""
@@ -317,7 +319,7 @@ class IndexTargets:
     def _read(self, answer: HttpResponse) -> dict[str, IndexState]:
         return self._decoded(answer, dict[str, IndexState])
 
-    def _decoded(self, answer: HttpResponse, kind: type[Any]) -> Any:
+    def _decoded(self, answer: HttpResponse, kind: type[T]) -> T:
         with self._engine.repeatable():
             return msgspec.json.decode(answer.body, type=kind)
 

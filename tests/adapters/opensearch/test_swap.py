@@ -1,0 +1,55 @@
+"""An index is built beside the live one on a real OpenSearch while changes come, goes live, and makes way again."""
+
+import itertools
+
+import pytest
+
+from keywise.core.controls import RunState
+from reindex.catalogue import Catalogue, run_of
+from running import run
+from servers import shared
+
+pytestmark = pytest.mark.server("opensearch")
+
+ROWS = {f"k{number}": 1 for number in range(30)}
+_numbers = itertools.count(1)
+
+
+def test_an_index_built_beside_goes_live_and_the_old_one_comes_back_with_all_that_was_written_since(tmp_path):
+    server, name = shared.opensearch(), f"swapped_{next(_numbers)}"
+    settings = {"number_of_replicas": 0, "refresh_interval": "7s"}
+    server.ask("PUT", f"/{name}-0", {"aliases": {name: {}}, "settings": settings})
+    catalogue = Catalogue(f"sqlite:///{tmp_path / 'ledger.db'}", f"{server.url}/{name}", ROWS)
+
+    def aliases() -> dict[str, list[str]]:
+        return {index: list(one["aliases"]) for index, one in server.ask("GET", f"/{name}-*/_alias").items()}
+
+    async def story():
+        async with catalogue.working():
+            for key in ROWS:
+                await catalogue.change(key, 1)
+            await catalogue.build(f"{name}-{{generation}}")
+            await catalogue.change("k1", 2)
+            await catalogue.delete("k2", 2)
+            await catalogue.until_settled("k2", 2)
+            there = await catalogue.swap()
+            assert (run_of(there).state, there.target, there.spare) == (RunState.COMPLETE, f"{name}-1", f"{name}-0")
+            assert aliases() == {f"{name}-1": [name], f"{name}-0": [f"{name}-epoch-1"]}
+            await catalogue.change("k3", 3)
+            await catalogue.delete("k4", 3)
+            await catalogue.until_settled("k4", 3)
+            assert set(server.documents(f"{name}-0")) == ROWS.keys() - {"k2"}, "the old index gets no more changes"
+            back = await catalogue.roll_back()
+            assert (run_of(back).state, back.target, back.spare) == (RunState.COMPLETE, f"{name}-0", f"{name}-1")
+            assert aliases() == {f"{name}-0": [name], f"{name}-1": [f"{name}-epoch-2"]}
+            await catalogue.change("k5", 5)
+            await catalogue.until_settled("k5", 5)
+        return await catalogue.content()
+
+    try:
+        content = run(story(), limit_s=100)
+    finally:
+        built = server.ask("GET", f"/{name}-1/_settings?flat_settings=true")[f"{name}-1"]["settings"]
+        server.ask("DELETE", f"/{name}-*")
+    assert content == dict(sorted(({**ROWS, "k1": 2, "k3": 3, "k5": 5}).items() - {("k2", 1), ("k4", 1)}))
+    assert built["index.refresh_interval"] == "7s"
