@@ -38,6 +38,8 @@ CATCHES = {
     ("operate/force.py", "ForceWriter._read"): "runs the refetch function of a user",
     ("operate/force.py", "ForceWriter._transact"): "calls a sink, which runs a handler",
     ("operate/reconcile.py", "Reconciler._compare"): "runs the refetch and lookup functions of a user",
+    ("reindex/sweep.py", "Sweep.run"): "reads an origin, which runs user code",
+    ("reindex/worker.py", "ReindexWorker._read_shard"): "reads an origin, which runs user code",
     ("testing/conformance/report.py", "_checked"): "runs the adapter of a user",
     ("testing/conformance/sinks.py", "a_bad_change_raises_and_its_savepoint_takes_it_back"): "runs the sink of a user",
     ("testing/handlers/world.py", "HandlerLoop.run_in_executor"): "runs a handler",

@@ -1,4 +1,7 @@
-"""Moves a run from one state to the next. Workers and operators may try at the same time, and one of them succeeds."""
+"""Moves a run from one state to the next.
+
+Workers and operators may try at the same time, and one of them succeeds.
+"""
 
 from functools import partial
 
