@@ -29,7 +29,7 @@ from keywise.core.serial.contract import TurnPolicy, Turns
 from keywise.core.settings import Settings, seconds
 from keywise.core.sink import AtomicSink, Sink, is_atomic
 from keywise.core.source import AckTimeoutSource, LeaseFollowingSource, OutboxSource, Source
-from keywise.core.url import Address, redacted
+from keywise.core.url import Address, filled, redacted
 from keywise.flow.consumer import Consumer
 from keywise.flow.degraded.journal_files import JournalDirectory
 from keywise.flow.degraded.lazy_ledger import LazyLedger
@@ -538,6 +538,7 @@ class App:
                 refetch=_refetch_of(definition, origin),
                 lookup=definition._lookup,
                 objects=objects,
+                connect_notifier=lambda url: adapters.connect_notifier(self._address(filled(url), f"{name}-notices")),
                 connect_heartbeat=self._connect_heartbeat(name, policy) if work else None,
                 journal_store=journal_store,
                 bulk=definition.bulk,

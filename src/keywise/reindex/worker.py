@@ -25,6 +25,7 @@ from keywise.flow.consumer import Consumer
 from keywise.flow.handover import HandoverQueue
 from keywise.flow.pipeline import LEDGER, OpenPipeline
 from keywise.reindex.attempts import report_failure
+from keywise.reindex.notice import is_notice_due, send_notice
 from keywise.reindex.plan import check_page
 from keywise.reindex.row_events import RowEvents
 from keywise.reindex.rows import RowReader, row_deliveries
@@ -73,6 +74,8 @@ class ReindexWorker:
                 self._report_stage(run)
                 if _is_at_work(run) and not self._is_held(run):
                     await self._take_part(run)
+                elif is_notice_due(run):
+                    await self._send_notice(run)
             await self._rest(LOOK_S)
 
     def _report_stage(self, run: ReindexRun) -> None:
@@ -107,6 +110,12 @@ class ReindexWorker:
                         self._seen = (run.generation, RunState.COMPLETE.value)  # `ReindexEnded` says more.
                     if sweep.is_held:
                         self._held = (run, self._pipeline.clock() + HELD_LOOK_S)
+        except UnavailableError as error:
+            await self._pipeline.back_off(LEDGER, error, 1)
+
+    async def _send_notice(self, run: ReindexRun) -> None:
+        try:
+            await send_notice(self._pipeline, self._shards, run)
         except UnavailableError as error:
             await self._pipeline.back_off(LEDGER, error, 1)
 
