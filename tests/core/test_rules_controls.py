@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from keywise.core import rules
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, order_of
-from keywise.core.controls import EVERYTHING, PLAIN, Controls, Pause, ReindexRun, RunState, controls_of, text_of
+from keywise.core.controls import EVERYTHING, PLAIN, Controls, Move, Pause, ReindexRun, RunState, controls_of, text_of
 from keywise.core.entry import Certainty, Commit, CommitResult, Entry, LeaseTerms, LedgerPolicy, RefusalReason
 from keywise.core.ledger import Failure
 from keywise.core.limits import Rate
@@ -130,7 +130,8 @@ def test_a_pause_refuses_what_would_be_granted_and_nothing_else(pause):
     assert rules.decide_under(paused, entry, ChangeHeader("a", order_of(6)), 0.0, LedgerPolicy(), despite) is None
 
 
-RUNNING = ReindexRun(3, RunState.SCANNING, by="ann", why='{"era":1,"pauses":[1],')
+RUNNING = ReindexRun(3, RunState.SCANNING, by="ann", why='{"era":1,"pauses":[1],"move":{}')
+MOVE = Move("one", '"move":null,', 2**62, is_called=True)
 
 
 @pytest.mark.parametrize(
@@ -143,10 +144,13 @@ RUNNING = ReindexRun(3, RunState.SCANNING, by="ann", why='{"era":1,"pauses":[1],
         Controls(1, run=RUNNING),
         Controls(pauses=(Pause("a"),), run=RUNNING),
         Controls(2, (Pause("a"),)),
+        Controls(target='"move":', spare="one", target_epoch=3),
+        Controls(move=MOVE),
+        Controls(2, (Pause("a"),), MOVE, run=RUNNING),
     ],
 )
 def test_the_text_of_controls_shows_at_its_beginning_whether_they_decide_claims(controls):
     """Stores that claim in one step compare this text, and read nothing behind it."""
     text = text_of(controls)
-    assert (text == "{}" or text.startswith('{"era":0,"pauses":[],')) is controls.is_plain
+    assert (text == "{}" or text.startswith('{"era":0,"pauses":[],"move":null,')) is controls.is_plain
     assert controls_of(text) == controls_of(text.encode()) == controls

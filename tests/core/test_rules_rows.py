@@ -12,6 +12,7 @@ from keywise.core.change import Change, ChangeHeader, above, order_of
 from keywise.core.controls import Controls
 from keywise.core.entry import Claim, Entry, Refusal, RefusalReason
 from mutants import MUTANTS
+from mutants.moves import MOVES
 from mutants.rows import ROWS
 
 HISTORIES = range(1500)
@@ -111,5 +112,5 @@ def test_a_broken_rule_is_noticed(mutant, policy):
 
 
 def test_each_mutant_has_a_name_of_its_own():
-    names = [mutant.name for mutant in (*MUTANTS, *ROWS)]
+    names = [mutant.name for mutant in (*MUTANTS, *ROWS, *MOVES)]
     assert len(names) == len(set(names))

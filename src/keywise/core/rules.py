@@ -126,8 +126,8 @@ def grant(
     elif header.order is not None and header.order != entry.tried:
         # Attempts and crashes are counted per order: another change starts at zero.
         entry = replace(entry, tried=header.order, attempts=0, crashes=0, not_before=0.0)
-    elif is_crash and header.order == entry.tried:
-        # Both are None for a repair that follows a repair.
+    elif is_crash and (header.order is None or header.order == entry.tried):
+        # Both are None for a repair that follows a repair. A swap takes the key over for a moment, and keeps the count.
         entry = replace(entry, crashes=entry.crashes + 1)
     if entry.advanced is not None and header.order is not None and header.order != entry.advanced:
         # What this claim writes lies over the parts of the other order, so that order must not be resumed either.
@@ -437,7 +437,9 @@ def _against_holder(
     if entry.token != 0 and now < entry.lease_until:
         return Refusal(RefusalReason.BUSY, entry.lease_until - now)
     # A caller without terms runs no user code, so it cannot have crashed a worker, and takes an expired lease over.
-    is_dead = terms is not None and entry.token != 0 and _died(entry, terms)
+    # So does a swap: its exclusion only makes sure that the dead holder commits no more.
+    is_swap = terms is not None and terms.move_token != 0 and header.order is None
+    is_dead = terms is not None and not is_swap and entry.token != 0 and _died(entry, terms)
     if is_dead and entry.tried is not None and (header.order is None or header.order < entry.tried):
         # Do not alternate between two changes, or a change and a repair, that crash their worker: each switch
         # would reset the crash counter, and neither would ever be dead-lettered.

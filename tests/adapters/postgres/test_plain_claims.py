@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from adapters.postgres.benches import connected, fresh, until_waiting
 from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.controls import Controls, Pause, ReindexRun, text_of
+from keywise.core.controls import Controls, Move, Pause, ReindexRun, RunState, text_of
 from keywise.core.entry import Claim, Commit, LeaseTerms, LedgerPolicy, RefusalReason
 from running import run
 from servers import shared
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.server("postgres")
 
 TERMS = LeaseTerms("w1", 30.0)
 PAUSED = Controls(pauses=(Pause("*", is_pattern=True),))
+MOVING = Controls(move=Move("stock", "stock_7", 1))
+MOVED = Controls(target="stock_7", spare="stock", target_epoch=1)
 
 
 @asynccontextmanager
@@ -34,12 +37,13 @@ async def claim(ledger: PostgresLedger, version: int, **given: Any) -> Claim:
     return granted
 
 
-def test_a_pause_that_is_being_set_is_not_overtaken():
+@pytest.mark.parametrize("controls", [PAUSED, MOVING], ids=["pause", "move"])
+def test_a_pause_or_a_move_that_is_being_set_is_not_overtaken(controls):
     async def story() -> None:
         async with opened() as ledger, connected() as operator, connected() as watcher:
             async with operator.transaction():
                 await operator.execute(
-                    "update keywise_scopes set controls = $2 where id = $1", ledger.scope.number, text_of(PAUSED)
+                    "update keywise_scopes set controls = $2 where id = $1", ledger.scope.number, text_of(controls)
                 )
                 claiming = asyncio.ensure_future(ledger.claim([ChangeHeader("a", order_of(1))], TERMS))
                 await until_waiting(watcher, "keywise_scopes")
@@ -60,6 +64,7 @@ def test_a_pause_that_is_being_set_is_not_overtaken():
         (Controls(resync_at=5.0, scale="s3-sequencer", run=ReindexRun(3)), True),
         (Controls(era=1, run=ReindexRun(3)), False),
         (Controls(pauses=(Pause("b"),), run=ReindexRun(3)), False),
+        (msgspec.structs.replace(MOVED, run=ReindexRun(3, RunState.CATCHING_UP, into="stock")), True),
     ],
 )
 def test_only_an_era_and_a_pause_keep_claims_and_marks_from_one_statement(controls, is_plain):
@@ -76,6 +81,60 @@ def test_only_an_era_and_a_pause_keep_claims_and_marks_from_one_statement(contro
                 assert transaction._marked == ({"c"} if is_plain else set())
                 await transaction.mark([ChangeHeader("c", order_of(1))])
             assert (await ledger.inspect("c")).mark == (controls.era, 1, 0)
+
+    run(story())
+
+
+def test_claims_and_marks_of_one_statement_rest_during_a_move_and_go_on_after_it():
+    async def story() -> None:
+        async with opened() as ledger, connected() as watcher:
+            asked = ChangeHeader("c", order_of(1))
+            assert await ledger.replace_controls(Controls(), MOVING)
+            assert (await ledger.claim([asked], TERMS)).refused["c"].reason is RefusalReason.PAUSED
+            async with ledger.marking_transaction() as transaction:
+                assert (await transaction.decide_and_mark([asked]))["c"].reason is RefusalReason.PAUSED
+                assert transaction._marked == set()
+            assert await ledger.replace_controls(MOVING, MOVED)
+            await claim(ledger, 1)
+            assert await watcher.fetchval("select plain from keywise_active where scope = $1", ledger.scope.number)
+            async with ledger.marking_transaction() as transaction:
+                assert await transaction.decide_and_mark([asked]) == {}
+                assert transaction._marked == {"c"}
+
+    run(story())
+
+
+@pytest.mark.parametrize("is_marking", [False, True], ids=["decides", "decides and marks"])
+def test_a_move_waits_for_a_transaction_that_has_decided(is_marking):
+    """Also if its handler runs for long: the caller ends the swap by its own time limit."""
+
+    async def story() -> None:
+        async with opened() as ledger, connected() as watcher:
+
+            async def move() -> bool:
+                async with ledger.transaction() as swapping:
+                    return await swapping.replace_controls(Controls(), MOVING)
+
+            async with ledger.marking_transaction() if is_marking else ledger.transaction() as transaction:
+                decide = transaction.decide_and_mark if is_marking else transaction.decide
+                assert await decide([ChangeHeader("a", order_of(1))]) == {}
+                moving = asyncio.ensure_future(move())
+                await until_waiting(watcher, "pg_advisory_xact_lock(")
+                await transaction.mark([ChangeHeader("a", order_of(1))])
+            assert await moving
+            entry = await ledger.inspect("a")
+            assert entry is not None and entry.mark == order_of(1)
+
+    run(story())
+
+
+def test_a_handler_that_has_not_decided_yet_does_not_hold_up_a_move():
+    async def story() -> None:
+        async with opened() as ledger, ledger.transaction() as transaction:
+            async with ledger.transaction() as swapping:
+                assert await swapping.replace_controls(Controls(), MOVING)
+            refusals = await transaction.decide([ChangeHeader("a", order_of(1))])
+            assert refusals["a"].reason is RefusalReason.PAUSED
 
     run(story())
 

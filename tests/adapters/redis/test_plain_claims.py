@@ -13,7 +13,7 @@ from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.adapters.redis.ledger.scripts import CLAIM_PLAIN, COMMIT_PLAIN
 from keywise.core import rules
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, order_of
-from keywise.core.controls import EVERYTHING, Controls, Pause, ReindexRun
+from keywise.core.controls import EVERYTHING, Controls, Move, Pause, ReindexRun, RunState
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Claim, Commit, Entry, LeaseTerms, LedgerPolicy, RefusalReason
 from keywise.core.key_encoding import encoded
@@ -27,6 +27,9 @@ pytestmark = pytest.mark.server("redis")
 
 TERMS = LeaseTerms("wörker", 60.1)
 SAFE, PLAIN = LedgerPolicy(), LedgerPolicy(intents=True)
+PAUSED = Controls(pauses=(Pause(EVERYTHING, is_pattern=True),))
+MOVING = Controls(move=Move("stock", "stock-7", 1))
+MOVED = Controls(target="stock-7", spare="stock", target_epoch=1, run=ReindexRun(3, RunState.COMPLETE, into="stock-7"))
 BOTH_POLICIES = pytest.mark.parametrize("policy", [SAFE, PLAIN], ids=["safe", "plain"])
 
 
@@ -113,6 +116,7 @@ def test_more_plain_changes_than_one_step_takes_are_claimed_and_committed():
     [
         (Controls(resync_at=5.0, scale="s3-sequencer"), True),
         (Controls(run=ReindexRun(3)), True),
+        (MOVED, True),
         (Controls(era=1, run=ReindexRun(3)), False),
         (Controls(pauses=(Pause("b"),), run=ReindexRun(3)), False),
     ],
@@ -248,11 +252,33 @@ def test_an_era_is_seen_by_a_worker_that_has_not_heard_of_it():
     run(story())
 
 
-def test_a_pause_that_is_set_while_a_claim_is_on_its_way_is_not_overtaken():
+def test_a_move_is_seen_by_a_worker_that_has_not_heard_of_it_and_so_is_its_end():
     async def story() -> None:
         async with two_ledgers() as (ledger, other):
             await committed(ledger, *headers("a"))
-            before_the_next_step(ledger, lambda: other.control_store.pause(Pause(EVERYTHING, is_pattern=True)))
+            assert await other.replace_controls(Controls(), MOVING)
+            steps = counted_steps(ledger)
+            refused = {"a": RefusalReason.PAUSED, "b": RefusalReason.PAUSED}
+            assert reasons(await ledger.claim(headers("a", "b", version=2), TERMS)) == refused
+            assert steps[0] is CLAIM_PLAIN
+            steps.clear()
+            assert reasons(await ledger.claim(headers("a", "b", version=2), TERMS)) == refused
+            assert CLAIM_PLAIN not in steps, "the worker asks the rules at once while the move is under way"
+            assert await other.replace_controls(MOVING, MOVED)
+            await committed(ledger, *headers("a", version=2))
+            steps.clear()
+            await committed(ledger, *headers("a", "b", version=3))
+            assert steps == [CLAIM_PLAIN, COMMIT_PLAIN]
+
+    run(story())
+
+
+@pytest.mark.parametrize("controls", [PAUSED, MOVING], ids=["pause", "move"])
+def test_what_is_set_while_a_claim_is_on_its_way_is_not_overtaken(controls):
+    async def story() -> None:
+        async with two_ledgers() as (ledger, other):
+            await committed(ledger, *headers("a"))
+            before_the_next_step(ledger, lambda: other.control_store.replace_controls(Controls(), controls))
             assert reasons(await ledger.claim(headers("a", version=2), TERMS)) == {"a": RefusalReason.PAUSED}
             assert (await ledger.counts()).claims == 0
 

@@ -7,7 +7,7 @@ import pytest
 
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MAX, VERSION_MIN, ChangeHeader, Order, order_of
-from keywise.core.controls import Pause
+from keywise.core.controls import Controls, Move, Pause
 from keywise.core.entry import Claim, Commit, LeaseTerms, LedgerPolicy, RefusalReason
 from keywise.core.limits import Rate
 from keywise.testing.conformance.benches.sqlite import SqliteBenchDatabase
@@ -66,6 +66,23 @@ def test_many_changes_are_compared_in_one_statement_and_marked_in_another(opened
                 assert await transacted(ledger, *(ChangeHeader(f"k{n}", order_of(version)) for n in range(50))) == {}
                 assert len(seen) == 2
             assert await mark_of(ledger, "k49") == order_of(2)
+
+    run(story())
+
+
+def test_nothing_is_marked_during_a_move_and_the_fast_statements_run_again_after_it(opened):
+    moving, moved = Controls(move=Move("stock", "stock_7", 1)), Controls(target="stock_7", target_epoch=1)
+
+    async def story() -> None:
+        async with opened() as ledger:
+            asked = [ChangeHeader(f"k{n}", order_of(1)) for n in range(50)]
+            assert await ledger.replace_controls(Controls(), moving)
+            refused = await transacted(ledger, *asked)
+            assert refused == dict.fromkeys((one.key for one in asked), RefusalReason.PAUSED)
+            assert await ledger.replace_controls(moving, moved)
+            seen = noted(ledger)
+            assert await transacted(ledger, *asked) == {}
+            assert len(seen) == 2
 
     run(story())
 

@@ -123,7 +123,8 @@ class MemoryLedger:
         return self.working_set.now
 
     async def controls(self) -> Controls:
-        return self.working_set.controls
+        committed: dict[str, Controls] = self.database.committed(self._scope.controls)
+        return committed.get("", PLAIN)
 
     async def pause(self, pause: Pause) -> None:
         await self._change(lambda controls: controls.with_pause(pause))

@@ -24,6 +24,7 @@ from keywise.testing.conformance.controls import (
     HISTORY_PROMISES,
 )
 from keywise.testing.conformance.dumps import TRANSFER_PROMISES
+from keywise.testing.conformance.moves import MOVE_PROMISES, MOVE_TRANSACTION_PROMISES
 from keywise.testing.conformance.origins import (
     CONSISTENT_PROMISES,
     ORIGIN_PROMISES,
@@ -193,6 +194,8 @@ def ledger_promises(*, transactions: bool = True) -> list[Promise[LedgerBench]]:
         *(POSITION_TRANSACTION_PROMISES if transactions else ()),
         *CONTROL_STORE_PROMISES,
         *(GOVERNED_TRANSACTION_PROMISES if transactions else ()),
+        *MOVE_PROMISES,
+        *(MOVE_TRANSACTION_PROMISES if transactions else ()),
         *HISTORY_PROMISES,
         *TRANSFER_PROMISES,
         *RANDOM_HISTORY_PROMISES,

@@ -26,9 +26,11 @@ from keywise.adapters.postgres.ledger.working_set import (
     ADD_RECORDS,
     CLAIM_NEWER,
     COMMIT_PLAIN,
+    LOCK_CONTROLS,
     STORE_CONTROLS,
     PostgresScope,
     by_code,
+    change_controls,
     entry_of,
     letter_of,
     plain_commits,
@@ -213,7 +215,7 @@ class PostgresLedger:
     async def raise_era(self) -> int | None:
         scope, now = self.scope.number, await self.database.now()
         async with self.scope.transaction(exclusive=True, limit_s=SLOW_S) as connection:
-            text = await connection.fetchval(_SQL["lock_controls"], scope)
+            text = await connection.fetchval(LOCK_CONTROLS, scope)
             [[held, highest]] = await connection.fetch(_SQL["eras"], scope, now)
             if held:
                 return None
@@ -307,10 +309,7 @@ class PostgresLedger:
     async def _change(self, change: Callable[[Controls], Controls]) -> tuple[Controls, Controls]:
         """Change the controls while no transaction decides about a key; return them before and after."""
         async with self.scope.transaction(exclusive=True) as connection:
-            before = controls_of(await connection.fetchval(_SQL["lock_controls"], self.scope.number))
-            after = change(before)
-            await connection.execute(STORE_CONTROLS, self.scope.number, text_of(after))
-        return before, after
+            return await change_controls(connection, self.scope.number, change)
 
 
 def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:

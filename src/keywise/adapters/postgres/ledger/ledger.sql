@@ -40,10 +40,6 @@ delete from keywise_letters where scope = $1 and id = any($2::bigint[]) returnin
 -- name: load_controls
 select controls from keywise_scopes where id = $1;
 
--- Claims that need no other lock wait for this one.
--- name: lock_controls
-select controls from keywise_scopes where id = $1 for update;
-
 -- name: eras
 select
     exists (select 1 from keywise_active where scope = $1 and token != 0 and lease_until > $2),

@@ -26,6 +26,7 @@ from keywise.adapters.postgres.ledger.working_set import (
     PostgresScope,
     PostgresWorkingSet,
     by_code,
+    change_controls,
     columns,
     mark_of,
     mark_row,
@@ -33,6 +34,7 @@ from keywise.adapters.postgres.ledger.working_set import (
 )
 from keywise.core import ledger_steps
 from keywise.core.change import ChangeHeader
+from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Advance, Claim, Commit, CommitResult, Entry, Refusal
 from keywise.core.errors import DatabaseError, TransactionFailedError, UnavailableError
@@ -169,6 +171,16 @@ class PostgresTransaction:
     async def dead_letter(self, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
         async with self._working_set(header.key for header, _ in letters if header is not None) as working_set:
             ledger_steps.dead_letter_unclaimed(working_set, letters)
+
+    async def replace_controls(self, before: Controls, after: Controls) -> bool:
+        """Wait for the transactions that have decided under other controls; new ones wait for this one."""
+        async with self._answered():
+            await self.connection.execute(controls_lock(self._scope.number, exclusive=True))
+            self._has_controls = True
+            found, _ = await change_controls(
+                self.connection, self._scope.number, lambda controls: after if controls == before else controls
+            )
+        return found == before
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:

@@ -7,7 +7,7 @@ Rows are read in a step of their own: in the one that waits for a lock, others a
 
 import math
 import secrets
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from keywise.adapters.postgres.database import PostgresDatabase, hex_codes, limit_total, numbers
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, Order
-from keywise.core.controls import PLAIN, controls_of
+from keywise.core.controls import PLAIN, Controls, controls_of, text_of
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Claim, Entry, LedgerPolicy
 from keywise.core.history import HistoryRecord
@@ -31,7 +31,8 @@ _One = TypeVar("_One", ChangeHeader, Claim)
 _SQL = read_statements(__name__)
 MARK, MARK_NEWER = _SQL["mark"], _SQL["mark_newer"]
 CLAIM_NEWER, COMMIT_PLAIN = _SQL["claim_newer"], _SQL["commit_plain"]
-ADD_RECORDS, STORE_CONTROLS = _SQL["add_records"], _SQL["store_controls"]
+ADD_RECORDS = _SQL["add_records"]
+LOCK_CONTROLS, STORE_CONTROLS = _SQL["lock_controls"], _SQL["store_controls"]
 
 
 class PostgresScope:
@@ -195,6 +196,16 @@ class PostgresWorkingSet:
         if rates:
             await self._connection.execute(_SQL["rate"], self._scope, *columns(rates))
             await self._connection.execute(_SQL["sweep_rates"], self._scope, self.now, 2 * len(rates) + 10)
+
+
+async def change_controls(
+    connection: Any, scope: int, change: Callable[[Controls], Controls]
+) -> tuple[Controls, Controls]:
+    """Change the controls in a transaction that has the exclusive lock of the scope; return them before and after."""
+    before = controls_of(await connection.fetchval(LOCK_CONTROLS, scope))
+    after = change(before)
+    await connection.execute(STORE_CONTROLS, scope, text_of(after))
+    return before, after
 
 
 def by_code(ones: Sequence[_One]) -> dict[bytes, _One] | None:

@@ -179,6 +179,10 @@ select nextval('keywise_tokens') from generate_series(1, $1::int);
 insert into keywise_letters (scope, buried_at, key, version, cause, body, headers, sent_at, source, traceback, routing_key)
 values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
 
+-- Claims that need no other lock wait for this one.
+-- name: lock_controls
+select controls from keywise_scopes where id = $1 for update;
+
 -- name: store_controls
 update keywise_scopes set controls = $2 where id = $1;
 

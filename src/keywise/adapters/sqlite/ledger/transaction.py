@@ -86,6 +86,13 @@ class SqliteTransaction:
         with self._working_set(header.key for header, _ in letters if header is not None) as working_set:
             ledger_steps.dead_letter_unclaimed(working_set, letters)
 
+    async def replace_controls(self, before: Controls, after: Controls) -> bool:
+        with self._working_set(()) as working_set:
+            is_known = working_set.controls == before
+            if is_known:
+                working_set.set_controls(after)
+        return is_known
+
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         connection, database = self.connection, self._database
