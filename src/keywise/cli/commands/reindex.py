@@ -17,6 +17,7 @@ from keywise.cli.options import grouped, require_storable
 from keywise.cli.output import count, duration, fail, plain, print_facts, print_json, progress
 from keywise.core.controls import ReindexRun, RunState
 from keywise.core.errors import AdminError
+from keywise.core.url import redacted
 from keywise.operate.admin import PipelineAdmin
 from keywise.reindex.admin import ReindexAdmin, needs_origin
 from keywise.reindex.dry_run import DryRun, DryRunReport
@@ -65,6 +66,9 @@ class StartOptions:
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read the rows here, count what a run would do, and write nothing.")
     ] = False
+    notify: Annotated[
+        str, typer.Option("--notify", metavar="URL", help="Send a message to this queue or URL when the run has ended.")
+    ] = ""
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the run has ended.")] = False
 
 
@@ -82,6 +86,7 @@ def start(pipeline: PipelineArgument, *, chosen: StartOptions, options: ActOptio
       keywise reindex start search --dry-run --app shop:app
       keywise reindex start search --wait --app shop:app
       keywise reindex start search --ids keys.txt --app shop:app
+      keywise reindex start search --notify 'https://ops:${TOKEN}@example.com/reindexed' --app shop:app
     """
     plan = RunPlan(
         generation=chosen.to,
@@ -91,6 +96,7 @@ def start(pipeline: PipelineArgument, *, chosen: StartOptions, options: ActOptio
         also_removed=chosen.also_removed,
         delete_max=chosen.delete_max,
         is_checked=not chosen.unchecked,
+        notify=chosen.notify,
     )
 
     if chosen.dry_run:
@@ -291,6 +297,9 @@ def _facts(name: str, report: RunReport) -> list[tuple[str, str]]:
         facts.append(("sweep", _outcomes(report.swept)))
     facts += [("waiting", text) for text in waiting_texts(name, report)]
     facts += [("reading", _shard_text(one)) for one in report.working if one not in report.stalled]
+    if run.notify:
+        sent = "sent to" if run.is_notified else "to be sent to" if not run.is_active else "at the end, to"
+        facts.append(("notice", f"{sent} {redacted(run.notify)}"))
     if run.why or run.by:
         facts.append(("started by", "; ".join(part for part in (run.by, run.why) if part)))
     return facts
