@@ -17,7 +17,7 @@ from keywise.core import events
 from keywise.core.change import Delivery
 from keywise.core.controls import ReindexRun, RunState
 from keywise.core.entry import Certainty, Claim, Refusal
-from keywise.core.errors import ThrottledError, UnavailableError
+from keywise.core.errors import DatabaseError, ThrottledError, UnavailableError
 from keywise.core.ledger import Failure
 from keywise.core.origin import Origin, Page
 from keywise.flow.availability import Availability
@@ -36,6 +36,8 @@ from keywise.reindex.sweep import ORIGIN, Sweep
 
 HELD_LOOK_S = 600.0
 """How often a worker repeats a sweep that waits for the operator."""
+LOST_LOOK_S = 30.0
+"""How often a worker looks for a target that is not there."""
 LOOK_S = 1.0
 """How often a worker looks for a run, and for shards that another worker has let go."""
 SHARDS_AT_ONCE = 2
@@ -63,6 +65,8 @@ class ReindexWorker:
         """The generation and the stage of the run that was last reported."""
         self._held: tuple[ReindexRun, float] | None = None
         """A run whose sweep waits for the operator, and when this worker looks again by itself."""
+        self._lost_target = ""
+        """Why the other target of a run cannot be used, as it was last reported."""
 
     def stop(self) -> None:
         """Read no more pages, and give the shards to other workers where they are."""
@@ -114,6 +118,17 @@ class ReindexWorker:
                     await self._catch_up(run, other)
         except UnavailableError as error:
             await self._pipeline.back_off(LEDGER, error, 1)
+        except DatabaseError as error:
+            await self._report_lost_target(run, error)
+
+    async def _report_lost_target(self, run: ReindexRun, error: DatabaseError) -> None:
+        """Say that the other target cannot be used, once: it was dropped or changed by other means."""
+        cause = f"{run.into}: {error}"
+        if cause != self._lost_target:
+            self._lost_target = cause
+            advice = f"end the run with keywise reindex cancel {self._pipeline.name}, and build the target again"
+            self._pipeline.emit(events.Alarmed(pipeline=self._pipeline.name, cause=cause, advice=advice))
+        await self._rest(LOST_LOOK_S)
 
     async def _send_notice(self, run: ReindexRun) -> None:
         try:
