@@ -1,6 +1,7 @@
 """The app: one ledger, and the pipelines and serial functions that use it."""
 
 import asyncio
+import dataclasses
 import os
 import random
 import secrets
@@ -8,7 +9,10 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import Any, Self, TypeVar, Unpack, cast
+
+from msgspec.structs import replace
 
 from keywise import adapters
 from keywise.adapters.function.origin import FunctionOrigin, UserOrigin
@@ -18,6 +22,7 @@ from keywise.core.admin import ControlStore
 from keywise.core.backoff import backoff_s
 from keywise.core.bodies import decoder, encoded
 from keywise.core.clock import boot_time
+from keywise.core.controls import PLAIN
 from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import DatabaseError, SettingsError, UnavailableError
 from keywise.core.events import Observer
@@ -29,6 +34,7 @@ from keywise.core.serial.contract import TurnPolicy, Turns
 from keywise.core.settings import Settings, seconds
 from keywise.core.sink import AtomicSink, Sink, is_atomic
 from keywise.core.source import AckTimeoutSource, LeaseFollowingSource, OutboxSource, Source
+from keywise.core.target import MovableSink
 from keywise.core.url import Address, redacted
 from keywise.flow.consumer import Consumer
 from keywise.flow.degraded.journal_files import JournalDirectory
@@ -58,7 +64,7 @@ from keywise.options import (
     settings_from,
     with_retry,
 )
-from keywise.reindex.shards import SHARDS
+from keywise.reindex.shards import SHARDS, other_scope
 from keywise.reindex.worker import ReindexWorker
 from keywise.serial.function import SerialFunction, SerialWorker, Wiring, define
 
@@ -520,7 +526,7 @@ class App:
             loses = ledger if isinstance(ledger, LosesWrites) else None
             objects = await self._open_objects(definition, stack)
             sources = await self._open_sources(definition, ledger.control_store, objects, stack, unreached)
-            yield OpenPipeline(
+            pipeline = OpenPipeline(
                 name=name,
                 sources=sources,
                 ledger=part(ledger),
@@ -543,6 +549,28 @@ class App:
                 bulk=definition.bulk,
                 debounce=definition.debounce,
                 rate=definition.rate,
+            )
+            if isinstance(sink, MovableSink):
+                pipeline.open_target = partial(self._open_target, pipeline, sink, policy)
+            yield pipeline
+
+    @asynccontextmanager
+    async def _open_target(
+        self, pipeline: OpenPipeline, sink: MovableSink, policy: LedgerPolicy, target: str, generation: int
+    ) -> AsyncIterator[OpenPipeline]:
+        """Open a pipeline on another target of its sink, in the ledger scope of the run that fills it."""
+        scope, policy = other_scope(pipeline.name, generation), replace(policy, rate=None)
+        ledger = adapters.connect_ledger(self._address(self.ledger_url, scope), policy)
+        async with ledger, sink.at_target(target) as at_target:
+            yield dataclasses.replace(
+                pipeline,
+                ledger=ledger,
+                admin=ledger.admin,
+                control_store=ledger.control_store,
+                sink=at_target,
+                connect_heartbeat=self._connect_heartbeat(scope, policy),
+                controls=PLAIN,
+                rate=None,
             )
 
     async def _open_origin(

@@ -7,6 +7,8 @@ from functools import cached_property, lru_cache
 import msgspec
 
 EVERYTHING = "*"
+PAUSE_MAX_S = 5.0
+"""How long a swap may keep changes waiting, if the operator does not say."""
 
 
 class Pause(msgspec.Struct, frozen=True):
@@ -59,13 +61,15 @@ class ReindexRun(msgspec.Struct, frozen=True):
     why: str = ""
     into: str = ""
     """The target that the run fills beside the live one; empty for a run in place."""
+    live: str = ""
+    """The live target when a run beside began."""
     is_rollback: bool = False
     """The target was live before, so that there are no rows to read: it only has to catch up."""
     swaps: bool = False
     """The operator wants `into` to become the live target as soon as it may."""
     accept_dead: int = 0
     """With how many dead letters of its rows the swap may take place."""
-    pause_max_s: float = 5.0
+    pause_max_s: float = PAUSE_MAX_S
     """How long a swap may keep changes waiting."""
 
     @property
@@ -85,7 +89,7 @@ class Move(msgspec.Struct, frozen=True):
     """The target that the name stands for."""
     after: str
     token: int
-    """Of the claim under which the swap is carried out; whoever takes that claim over takes the barrier over."""
+    """Of the claim under which a worker carries out the swap; the next holder of that claim takes the barrier over."""
     is_called: bool = False
     """The store was asked to move the name, so it may have moved: from here on the swap only goes forward."""
 
@@ -108,12 +112,19 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
 
     run: ReindexRun | None = None
     """The last reindex, which may still be going on."""
+    generation: int = 0
+    """The highest generation of any run."""
     target: str = ""
     """The target that the name of the sink stands for since the last swap; empty before the first."""
     spare: str = ""
     """The target that was live before the last swap, and can be again; empty if there is none, or it was dropped."""
+    spare_generation: int = 0
+    """Of the run whose scope in the ledger describes the spare."""
     target_epoch: int = 0
     """How many swaps there were, rollbacks included."""
+    swap_token: int = 0
+    """Of the last claim under which a worker has changed the controls for a swap. Tokens grow, so a worker that was
+    stopped and has lost its claim finds a higher one, and changes nothing."""
 
     @property
     def is_plain(self) -> bool:
@@ -124,11 +135,6 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
     def is_paused(self) -> bool:
         """Whether the whole pipeline is paused."""
         return any(pause.is_pattern and pause.keys == EVERYTHING for pause in self.pauses)
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether no change is claimed now: the whole pipeline is paused, or a swap is under way."""
-        return self.is_paused or self.move is not None
 
     @property
     def run_beside(self) -> ReindexRun | None:

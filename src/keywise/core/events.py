@@ -225,6 +225,22 @@ class Unrepairable(Event, frozen=True, kw_only=True):
     """Emitted at start: an outage may make keys suspect, and nothing can repair them without an origin or refetch."""
 
 
+class TargetSwapped(Event, frozen=True, kw_only=True):
+    """The name of the sink stands for another target."""
+
+    before: str
+    after: str
+    seconds: float
+    """How long changes had to wait."""
+
+
+class SwapRefused(Event, frozen=True, kw_only=True):
+    """A swap that an operator wanted was refused; the run goes on catching up."""
+
+    generation: int
+    cause: str
+
+
 class SinkEmpty(Event, frozen=True, kw_only=True):
     """Emitted at start: the sink is empty, and the ledger has marks of keys that were written to it."""
 

@@ -26,7 +26,7 @@ class MovableSink(Protocol):
         """Return the target that the name stands for; raise `AdminError` if the name cannot be moved."""
 
     def at_target(self, target: str) -> Sink | AtomicSink:
-        """Return a sink, not open yet, that writes to a target whatever the name stands for."""
+        """Return a sink, not open yet, that writes to this target also while the name stands for another one."""
 
     async def create_target(self, target: str, note: TargetNote, epoch: int, definition: bytes | None) -> None:
         """Create an empty target for a run, or find the one that the same run has created.

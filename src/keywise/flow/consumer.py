@@ -273,7 +273,7 @@ class Consumer:
             return
         self._pipeline.outage.answered(at_write=False)
         self._pipeline.controls = controls
-        if controls.is_stopped and not self._stop.is_set():
+        if controls.is_paused and not self._stop.is_set():
             self._going.clear()
         else:
             self._going.set()

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -90,6 +90,11 @@ class OpenPipeline:
     rate: Rate | None = None
     journal_store: JournalStore | None = None
     """Where keys are journaled that are written without the ledger; None if the pipeline waits for the ledger."""
+    open_target: Callable[[str, int], AbstractAsyncContextManager["OpenPipeline"]] | None = None
+    """Opens the pipeline on another target of its sink, whose scope in the ledger belongs to a run; None if its sink
+    has no others."""
+    move_token: int = 0
+    """Claims pass the barrier that has this token: they carry out a swap."""
     controls: Controls = PLAIN
     """The operator's controls, as they were last read."""
     clock: Clock = boot_time

@@ -82,7 +82,9 @@ class Repairer:
     async def claim(self, key: str, level: Level) -> Claim | Refusal:
         """Claim a key for its repair. The caller has to call `run_under` or `release` with the claim."""
         pipeline, asked_at = self._pipeline, self._pipeline.clock()
-        terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, level, self._despite_pause)
+        terms = LeaseTerms(
+            pipeline.owner, pipeline.settings.lease_s, level, self._despite_pause, move_token=pipeline.move_token
+        )
         self.keys.add(key)
         try:
             results = await pipeline.ledger.claim([ChangeHeader(key, None)], terms)

@@ -15,6 +15,7 @@ from keywise.core.entry import Refusal, RefusalReason
 from keywise.core.errors import TransactionFailedError, UnavailableError
 from keywise.core.failures import cause_of_error, cause_of_refusal, concerns_key, is_permanent, look_again_s
 from keywise.core.limits import Snooze
+from keywise.core.rules import MOVE_LOOK_S
 from keywise.core.sink import AtomicSink, is_atomic
 from keywise.core.source import Source, TransactionalQueue, TransactionalSource
 from keywise.core.tracebacks import traceback_of
@@ -119,6 +120,8 @@ class QueueTransactionWorker:
             except _AllPausedError:
                 # The messages stay in the queue. The consumer sets `going` again when the pause ends.
                 self._going.clear()
+            except _MovingError:
+                await asyncio.sleep(MOVE_LOOK_S)
             except UnavailableError as error:
                 # If the transaction has committed all the same, its messages were removed with it.
                 self._unreachable += 1
@@ -185,9 +188,13 @@ class QueueTransactionWorker:
                 self._prefetching = asyncio.create_task(self._peek(index, deliveries[-1]))
             tickets = coalesced.survivors
             result = await transact(self._settlement, self._sink, transaction, decide, tickets, careful=careful)
-            if result.paused and (await pipeline.control_store.controls()).is_stopped:
+            if result.paused:
                 # Roll back: the messages stay in the queue as they are, instead of each being put off.
-                raise _AllPausedError
+                controls = await pipeline.control_store.controls()
+                if controls.is_paused:
+                    raise _AllPausedError
+                if controls.move is not None:
+                    raise _MovingError
             settled = await self._end(index, transaction, queue, read_batch, coalesced, result)
             await queue.ack(_gone(deliveries, settled, read_batch))
             if freed := self._freed(settled):
@@ -386,6 +393,10 @@ class LedgerTransactionWorker:
 
 class _AllPausedError(Exception):
     """The whole pipeline is paused; the batch stays in the queue."""
+
+
+class _MovingError(Exception):
+    """A swap holds up all keys for some seconds; the batch stays in the queue."""
 
 
 class BadBatchError(Exception):

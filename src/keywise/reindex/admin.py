@@ -1,18 +1,20 @@
-"""What an operator does with a reindex: start, pause, resume and cancel it; each act leaves a record in the history."""
+"""What an operator does with a reindex, from its start to a swap and a rollback; each act leaves a record."""
 
 from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from keywise.core.controls import ReindexRun, RunState
+from keywise.core.controls import PAUSE_MAX_S, ReindexRun, RunState
 from keywise.core.errors import AdminError
 from keywise.core.origin import Origin
 from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, PipelineAdmin
+from keywise.reindex.gate import SAMPLE_KEYS, Gate, GateLine
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import report_run
 from keywise.reindex.run_state import replace_run
 from keywise.reindex.shards import ShardLedger
+from keywise.reindex.targets import check_beside, create_beside, drop_beside, open_beside, target_of
 from keywise.reindex.version_check import check_rows, check_versions
 
 
@@ -30,7 +32,8 @@ class ReindexAdmin:
 
         The same generation again is the same run: a script may repeat its start after a crash.
         """
-        before = (await self.pipeline.control_store.controls()).run
+        controls = await self.pipeline.control_store.controls()
+        before, live = controls.run, await check_beside(self.pipeline, controls, plan) if plan.into else ""
         if before is not None and before.state is not RunState.STARTING and _is_same(before, plan):
             return before
         if before is not None and before.is_active and before.state is not RunState.STARTING:
@@ -45,20 +48,28 @@ class ReindexAdmin:
             report("comparing versions")
             await check_rows(self.pipeline, self._origin, shards[0])
             await check_versions(self.pipeline, self._origin)
-        run = await self._begin(before, plan)
+        run = await self._begin(before, plan, live)
+        if run.is_beside:
+            report(f"creating {run.into}")
+            await create_beside(self.pipeline, run, plan.definition)
         await self._shards.write(shards, run.generation)
         scanning = replace(run, state=RunState.SCANNING, shards=len(shards))
         if not await replace_run(self.pipeline, run, scanning):
             raise AdminError("another operator has changed the run meanwhile; see keywise reindex status")
-        await self._admin.record("reindex started", detail=f"generation {run.generation}, shards: {len(shards):,}")
+        into = f", into {run.into}" if run.is_beside else ""
+        detail = f"generation {run.generation}, shards: {len(shards):,}{into}"
+        await self._admin.record("reindex started", detail=detail)
         return scanning
 
-    async def _begin(self, before: ReindexRun | None, plan: RunPlan) -> ReindexRun:
+    async def _begin(self, before: ReindexRun | None, plan: RunPlan, live: str) -> ReindexRun:
         """Store the run as starting, with its generation: no other start can take the same one."""
         if before is not None and before.state is RunState.STARTING and _is_same(before, plan):
             return before
+        generation = await next_generation(self.pipeline, plan)
         run = ReindexRun(
-            await next_generation(self.pipeline, before, plan),
+            generation,
+            into=target_of(plan, generation),
+            live=live,
             is_partial=plan.is_partial,
             also_removed=plan.also_removed,
             delete_max=plan.delete_max,
@@ -95,11 +106,105 @@ class ReindexAdmin:
         return await self._change("resumed", resumed)
 
     async def cancel(self) -> ReindexRun:
-        """End a run where it is. What it has written stays: each row is current, at its own version."""
+        """End a run where it is. In place, what it has written stays: each row is current, at its own version.
+
+        A target beside the live one is left to `drop`.
+        """
         ended_at = await self.pipeline.admin.now()
+        move = (await self.pipeline.control_store.controls()).move
+        if move is not None and move.is_called:
+            raise AdminError(f"the swap to {move.after} can no longer be called off; it ends in a moment")
         return await self._change(
-            "cancelled", lambda run: replace(run, state=RunState.CANCELLED, is_paused=False, ended_at=ended_at)
+            "cancelled",
+            lambda run: replace(run, state=RunState.CANCELLED, is_paused=False, swaps=False, ended_at=ended_at),
         )
+
+    # Beside the live target.
+
+    async def verify(self, sample_keys: int = SAMPLE_KEYS) -> list[GateLine]:
+        """Return what the gate says of the other target now."""
+        run = await self._catching_up()
+        report = await report_run(self.pipeline, self._shards)
+        assert report is not None, "there is a run"
+        async with open_beside(self.pipeline, run) as other:
+            return await Gate(self.pipeline, other, self._origin, sample_keys).lines(report)
+
+    async def swap(self, accept_dead: int = 0, pause_max_s: float | None = None) -> ReindexRun:
+        """Let a worker swap as soon as the gate allows it; the run says whether it still tries to."""
+        await self._catching_up()
+
+        def wanted(run: ReindexRun) -> ReindexRun:
+            pause_s = run.pause_max_s if pause_max_s is None else pause_max_s
+            return replace(run, swaps=True, accept_dead=accept_dead, pause_max_s=pause_s, is_paused=False)
+
+        return await self._change("to be swapped in", wanted)
+
+    async def rollback(self, pause_max_s: float | None = None) -> ReindexRun:
+        """Let the target that was live before catch up, and swap back to it: nothing written since is lost."""
+        controls = await self.pipeline.control_store.controls()
+        run = controls.run
+        if run is not None and run.is_active:
+            raise AdminError(
+                f"reindex {run.generation} of pipeline {self.pipeline.name!r} is {_state_of(run)}; end it first with "
+                f"keywise reindex cancel {self.pipeline.name}"
+            )
+        if run is None or not controls.spare:
+            raise AdminError(
+                f"pipeline {self.pipeline.name!r} has no target to go back to: nothing was swapped, or the old target "
+                "was dropped"
+            )
+        back = ReindexRun(
+            controls.spare_generation,
+            RunState.CATCHING_UP,
+            into=controls.spare,
+            live=controls.target,
+            is_rollback=True,
+            swaps=True,
+            started_at=await self.pipeline.admin.now(),
+            pause_max_s=PAUSE_MAX_S if pause_max_s is None else pause_max_s,
+            by=self._audit_note.who,
+            why=self._audit_note.why,
+        )
+        if not await replace_run(self.pipeline, run, back):
+            raise AdminError("another operator has changed the run meanwhile; see keywise reindex status")
+        await self._admin.record("reindex rolled back", detail=f"from {back.live} to {back.into}")
+        return back
+
+    async def drop(self, *, keeps_target: bool = False) -> str:
+        """Delete the target that is not live, with what the ledger knows of it; return its name.
+
+        `keeps_target` leaves it in the store, where keywise can no longer go back to it.
+        """
+        controls = await self.pipeline.control_store.controls()
+        run = controls.run
+        if run is not None and run.is_active:
+            raise AdminError(
+                f"reindex {run.generation} of pipeline {self.pipeline.name!r} is {_state_of(run)} and needs the "
+                f"target; end it first with keywise reindex cancel {self.pipeline.name}"
+            )
+        if controls.move is not None:
+            raise AdminError("a swap is being called off; try again in some seconds")
+        target = controls.spare or (run.into if run is not None and run.state is RunState.CANCELLED else "")
+        if run is None or not target:
+            raise AdminError(
+                f"pipeline {self.pipeline.name!r} has no target beside the live one, so nothing was dropped"
+            )
+        generation = controls.spare_generation or run.generation
+        await drop_beside(self.pipeline, target, generation, keeps_target=keeps_target)
+        await self._admin.record("target dropped", detail=target)
+        return target
+
+    async def _catching_up(self) -> ReindexRun:
+        """Return the run, whose target has all rows; raise `AdminError` if that is not so."""
+        run = (await self.pipeline.control_store.controls()).run
+        if run is None or not run.is_active or not run.is_beside:
+            raise AdminError(
+                f"no target is being built beside the live one of pipeline {self.pipeline.name!r}; start with keywise "
+                f"reindex start {self.pipeline.name} --into NAME"
+            )
+        if run.state is not RunState.CATCHING_UP:
+            raise AdminError(f"{run.into} has not all rows yet; see keywise reindex status {self.pipeline.name}")
+        return run
 
     async def _change(self, what: str, change: Callable[[ReindexRun], ReindexRun]) -> ReindexRun:
         while True:
@@ -117,10 +222,10 @@ class ReindexAdmin:
         return changed
 
 
-async def next_generation(pipeline: OpenPipeline, before: ReindexRun | None, plan: RunPlan) -> int:
+async def next_generation(pipeline: OpenPipeline, plan: RunPlan) -> int:
     """Return the generation of a new run, above all that its pipeline has reached; raise `AdminError` if it is not."""
     highest = await pipeline.control_store.highest_generation()
-    known = max(highest, before.generation if before is not None else 0)
+    known = max(highest, (await pipeline.control_store.controls()).generation)
     generation = plan.generation if plan.generation is not None else known + 1
     if generation <= known:
         raise AdminError(

@@ -67,7 +67,7 @@ class DryRun:
         """Read everything; `show` gets the stage, how much of it is done, and about how much there is."""
         pipeline, plan = self._pipeline, self._plan
         controls = await pipeline.control_store.controls()
-        generation = await next_generation(pipeline, controls.run, plan)
+        generation = await next_generation(pipeline, plan)
         shards = await plan.shards(self._origin)
         if plan.is_checked:
             await check_rows(pipeline, self._origin, shards[0])

@@ -28,6 +28,10 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     delete_max: int | None = None
     is_checked: bool = True
     """Compare versions of the origin with those of the ledger before the first write."""
+    into: str = ""
+    """Fill this target beside the live one; `{generation}` in it stands for the generation of the run."""
+    definition: bytes | None = None
+    """The operator's definition of that target, such as a mapping; None: like the live one."""
 
     @property
     def is_partial(self) -> bool:

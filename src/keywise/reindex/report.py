@@ -9,8 +9,10 @@ from keywise.core.controls import ReindexRun, RunState
 from keywise.core.entry import Entry
 from keywise.flow.pipeline import OpenPipeline
 from keywise.reindex.shards import (
+    CATCH_UP,
     READ,
     SWEEP,
+    CatchUpProgress,
     ShardLedger,
     ShardProgress,
     SweepProgress,
@@ -69,6 +71,8 @@ class RunReport(msgspec.Struct, frozen=True):
     """How many shards, or the sweep, workers hold now."""
     working: tuple[ShardReport, ...] = ()
     stalled: tuple[ShardReport, ...] = ()
+    catch_up: CatchUpProgress = CatchUpProgress()
+    """How far the other target of a run beside has come."""
 
     @property
     def rows_read(self) -> int:
@@ -104,17 +108,21 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
         return None
     now, counts = await pipeline.admin.now(), Counter[str]()
     read = begun = postponed = holders = 0
-    sweep, moved_at = SweepProgress(), run.started_at
+    sweep, catch_up, moved_at = SweepProgress(), CatchUpProgress(), run.started_at
     working, progresses = list[ShardReport](), list[ShardProgress]()
     async for key, entry in shards.entries():
         number = number_of(key)
-        if key == SWEEP or number is not None:
+        if key in (SWEEP, CATCH_UP) or number is not None:
             holders += _is_held(entry, now)
             moved_at = max(moved_at, entry.updated_at)
         if key == SWEEP:
             sweep = _sweep_of(entry, run)
             if entry.attempts and run.state is RunState.SWEEPING:
                 working.append(_shard_report("sweep", 0, entry, now))
+        elif key == CATCH_UP:
+            catch_up = _catch_up_of(entry, run)
+            if entry.attempts and run.state is RunState.CATCHING_UP:
+                working.append(_shard_report("catching up", 0, entry, now))
         elif number is None:
             postponed += entry.advanced == order_at(run.generation) and not is_read(entry, run.generation)
         elif number < run.shards and (progress := progress_of(entry, run.generation)) is not None:
@@ -137,13 +145,14 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
         dict(+counts),
         rows_expected(progresses),
         max(0.0, ended_at - run.started_at),
-        sweep.gone if run.is_active else 0,
+        (catch_up.gone if run.is_beside else sweep.gone) if run.is_active else 0,
         postponed,
         sweep.counts,
         max(0.0, now - moved_at),
         holders,
         tuple(working[:SHOWN_MAX]),
         tuple(stalled[:SHOWN_MAX]),
+        catch_up,
     )
 
 
@@ -166,6 +175,12 @@ def _sweep_of(entry: Entry, run: ReindexRun) -> SweepProgress:
     if entry.position is not None and entry.advanced == order_at(run.generation):
         return msgspec.json.decode(entry.position.note, type=SweepProgress)
     return SweepProgress()
+
+
+def _catch_up_of(entry: Entry, run: ReindexRun) -> CatchUpProgress:
+    if entry.position is None or entry.advanced != order_at(run.generation):
+        return CatchUpProgress()
+    return msgspec.json.decode(entry.position.note, type=CatchUpProgress)
 
 
 def _shard_report(name: str, rows: int, entry: Entry, now: float) -> ShardReport:

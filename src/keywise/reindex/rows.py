@@ -55,6 +55,8 @@ class RowReader:
         return self._reader.read_one(body, delivery)
 
     def _raise(self, change: Change[Any]) -> None:
+        if self._run.is_beside:
+            return  # The target is new, so that each row is written once, at its own order.
         era, version, _ = change.order
         change.order = (era, version, self._run.generation)
         change.is_row = not self._run.also_removed

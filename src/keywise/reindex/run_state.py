@@ -1,4 +1,4 @@
-"""Moves a run from one state to the next. Workers and operators may try at the same time, and one of them succeeds."""
+"""Moves a run from one state to the next; of several workers and operators that try at once, one succeeds."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ async def replace_run(pipeline: OpenPipeline, before: ReindexRun | None, after: 
             return True  # The answer to an earlier call was lost.
         if controls.run != before:
             return False
-        changed = replace(controls, run=after)
+        changed = replace(controls, run=after, generation=max(controls.generation, after.generation))
         if await pipeline.retry_until_reachable(
             LEDGER, partial(pipeline.control_store.replace_controls, controls, changed)
         ):

@@ -24,6 +24,8 @@ SHARDS = "/reindex"
 """The scope of the shards is the name of their pipeline with this behind it."""
 SWEEP = "sweep"
 """The key of the last part of a run, which looks up what the scan has not met."""
+CATCH_UP = "catch up"
+"""The key of the work on a run beside the live target, from its last row to the swap. It is never committed."""
 SHARD, POSTPONED = "shard", "row"
 READ, POSTPONED_ROWS = "read", "postponed"
 FOUND, GONE, LAGGING = "found", "gone", "lagging"
@@ -92,6 +94,37 @@ class SweepProgress(msgspec.Struct, frozen=True):
     counts: Mapping[str, int] = {}
     gone: int = 0
     """How many keys the origin does not have, if they are too many to be deleted without a question."""
+
+    @property
+    def position(self) -> Position:
+        return Position(self.steps, msgspec.json.encode(self))
+
+
+class CatchUpProgress(msgspec.Struct, frozen=True):
+    """What the last pass has found, and why the last try to swap has failed."""
+
+    steps: int = 0
+    passes: int = 0
+    keys: int = 0
+    """How many keys with a row the live target has."""
+    behind: int = 0
+    """At how many keys the targets differed."""
+    lagging: int = 0
+    """How many of them wait for the origin: it has an older row than the live target, or none."""
+    stuck: int = 0
+    """How many of those have waited for longer than the horizon."""
+    gone: int = 0
+    """How many keys are gone from the origin, if the run may not delete so many."""
+    unwritten: int = 0
+    """How many keys could not be written."""
+    failed: Mapping[str, str] = {}
+    """Some of them, with the cause."""
+    restless: tuple[str, ...] = ()
+    """Some keys that are suspect, or are being written, in one of the targets."""
+    seconds: float = 0.0
+    """How long the pass took."""
+    refused: tuple[str, ...] = ()
+    """Why the last swap was refused or called off."""
 
     @property
     def position(self) -> Position:
@@ -191,6 +224,12 @@ async def entries_of(ledger: TransferableLedger) -> AsyncGenerator[tuple[str, En
         cursor = page.cursor
         if not cursor or not page.entries:
             return
+
+
+def other_scope(name: str, generation: int) -> str:
+    """The ledger scope of the other target of a pipeline. Each run has one of its own: one that was stopped for long
+    cannot disturb a later one."""
+    return f"{name}@{generation}"
 
 
 def key_of(number: int) -> str:

@@ -103,8 +103,9 @@ class Sweep:
             if key.startswith(POSTPONED) and entry.position is not None and not is_read(entry, self._run.generation)
         }
         is_whole = await self._look_up(dict.fromkeys(postponed.values()))
-        if self._run.is_partial:
-            # The scan has not met most keys, which says nothing about them.
+        if self._run.is_partial or self._run.is_beside:
+            # The scan of a partial run has not met most keys, which says nothing about them. Beside the live target,
+            # the passes that follow find them.
             if is_whole:
                 await self._end_postponed(postponed)
             return is_whole
@@ -220,8 +221,11 @@ class Sweep:
                 self._shards.drop(claim)
 
     async def _end(self) -> None:
-        """End the run. A complete run over all rows is a full resync, so none is due any more."""
+        """End the run, or let it catch up. A complete run over all rows is a full resync, so none is due any more."""
         pipeline = self._pipeline
+        if self._run.is_beside:
+            await move_run(pipeline, self._run, RunState.CATCHING_UP)
+            return
         if not await move_run(pipeline, self._run, RunState.COMPLETE):
             return
         self.has_ended = True

@@ -25,6 +25,7 @@ from keywise.flow.consumer import Consumer
 from keywise.flow.handover import HandoverQueue
 from keywise.flow.pipeline import LEDGER, OpenPipeline
 from keywise.reindex.attempts import report_failure
+from keywise.reindex.beside import BesideWork
 from keywise.reindex.plan import check_page
 from keywise.reindex.row_events import RowEvents
 from keywise.reindex.rows import RowReader, row_deliveries
@@ -68,10 +69,12 @@ class ReindexWorker:
 
     async def run(self) -> None:
         while not self._stop.is_set():
-            run = self._pipeline.controls.run
+            controls = self._pipeline.controls
+            run = controls.run
             if run is not None:
                 self._report_stage(run)
-                if _is_at_work(run) and not self._is_held(run):
+                # A swap whose worker has died is ended even if the run was cancelled meanwhile.
+                if controls.move is not None or (_is_at_work(run) and not self._is_held(run)):
                     await self._take_part(run)
             await self._rest(LOOK_S)
 
@@ -97,24 +100,44 @@ class ReindexWorker:
     async def _take_part(self, run: ReindexRun) -> None:
         """Work on a run until it ends, is paused, or this worker stops."""
         try:
-            async with self._rows(run) as queue:
-                if run.state is RunState.SCANNING:
-                    await self._scan(run, queue)
+            if not run.is_beside:
+                await self._write_rows(run, self._pipeline)
+                return
+            assert self._pipeline.open_target is not None, "a run beside starts only if its sink has targets"
+            async with self._pipeline.open_target(run.into, run.generation) as other:
+                if run.state in (RunState.SCANNING, RunState.SWEEPING):
+                    await self._write_rows(run, other)
                 else:
-                    sweep = Sweep(self._pipeline, self._origin, self._shards, queue, run)
-                    await sweep.run(lambda: self._is_over(run))
-                    if sweep.has_ended:
-                        self._seen = (run.generation, RunState.COMPLETE.value)  # `ReindexEnded` says more.
-                    if sweep.is_held:
-                        self._held = (run, self._pipeline.clock() + HELD_LOOK_S)
+                    await self._catch_up(run, other)
         except UnavailableError as error:
             await self._pipeline.back_off(LEDGER, error, 1)
 
+    async def _write_rows(self, run: ReindexRun, target: OpenPipeline) -> None:
+        """Read shards, or sweep, and write the rows through the pipeline of a target."""
+        async with self._rows(run, target) as queue:
+            if run.state is RunState.SCANNING:
+                await self._scan(run, queue)
+                return
+            sweep = Sweep(self._pipeline, self._origin, self._shards, queue, run)
+            await sweep.run(lambda: self._is_over(run))
+            if sweep.has_ended:
+                self._seen = (run.generation, RunState.COMPLETE.value)  # `ReindexEnded` says more.
+            if sweep.is_held:
+                self._held = (run, self._pipeline.clock() + HELD_LOOK_S)
+
+    async def _catch_up(self, run: ReindexRun, other: OpenPipeline) -> None:
+        work = BesideWork(self._pipeline, other, self._origin, self._shards, run)
+        beating = asyncio.create_task(self._shards.renew_claims())
+        try:
+            await work.run(lambda: self._has_left(run))
+        finally:
+            beating.cancel()
+
     @asynccontextmanager
-    async def _rows(self, run: ReindexRun) -> AsyncIterator[HandoverQueue]:
+    async def _rows(self, run: ReindexRun, target: OpenPipeline) -> AsyncIterator[HandoverQueue]:
         """Run a consumer of rows, and the heartbeat of shards, as long as the block lasts."""
         queue = HandoverQueue(self._pipeline.clock)
-        consumer = Consumer(row_pipeline(self._pipeline, queue, run, self._owner))
+        consumer = Consumer(row_pipeline(target, queue, run, self._owner))
         try:
             async with asyncio.TaskGroup() as group:
                 beating = group.create_task(self._shards.renew_claims())
@@ -236,6 +259,12 @@ class ReindexWorker:
     def _is_over(self, run: ReindexRun) -> bool:
         return self._stop.is_set() or self._pipeline.controls.run != run
 
+    def _has_left(self, run: ReindexRun) -> bool:
+        """Whether a run does not catch up any more. What the operator wishes of it may change meanwhile."""
+        now = self._pipeline.controls.run
+        has_moved = now is None or (now.generation, now.state, now.into) != (run.generation, run.state, run.into)
+        return self._stop.is_set() or has_moved or now.is_paused  # type: ignore[union-attr]
+
     async def _rest(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -270,7 +299,8 @@ def row_pipeline(pipeline: OpenPipeline, queue: HandoverQueue, run: ReindexRun, 
 
 
 def _is_at_work(run: ReindexRun) -> bool:
-    return run.state in (RunState.SCANNING, RunState.SWEEPING) and not run.is_paused
+    at_work = (RunState.SCANNING, RunState.SWEEPING, RunState.CATCHING_UP)
+    return run.state in at_work and not run.is_paused
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

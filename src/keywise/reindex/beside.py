@@ -1,0 +1,164 @@
+"""The last part of a run beside the live target: one worker lets the other target catch up, and swaps when asked to.
+
+Any worker may do it, one at a time. One that dies is followed by another, which goes forward with a swap whose name may
+have moved, and calls off any other.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from keywise.core import events
+from keywise.core.controls import ReindexRun
+from keywise.core.entry import Claim, Refusal
+from keywise.core.errors import UnavailableError
+from keywise.core.origin import Origin
+from keywise.core.target import AliasSink
+from keywise.flow.heartbeat import Heartbeat
+from keywise.flow.pipeline import LEDGER, OpenPipeline
+from keywise.flow.repair import Repairer
+from keywise.operate.waiting import running_heartbeat
+from keywise.reindex.attempts import report_failure
+from keywise.reindex.barrier import Barrier, OvertakenError
+from keywise.reindex.catch_up import CatchUp
+from keywise.reindex.gate import Gate, failing
+from keywise.reindex.report import report_run
+from keywise.reindex.run_state import replace_run
+from keywise.reindex.shards import CATCH_UP, CatchUpProgress, ShardLedger, order_at
+from keywise.reindex.swap import SINK, Swap
+from keywise.reindex.target_writer import TargetWriter
+
+REST_S, REST_MAX_S = 0.5, 60.0
+"""How long at least and at most a pass rests before the next one; else twice as long as it took."""
+SWAP_REST_S = 0.2
+"""How long it rests while a swap is wanted."""
+TRIES_MAX = 10
+"""How often a swap is tried before it is refused. Between two tries, what is suspect is repaired."""
+SUSPECTS_AT_ONCE = 100
+
+
+class BesideWork:
+    """One worker's try to take part; the ledger lets one of them do it at a time."""
+
+    def __init__(
+        self, pipeline: OpenPipeline, other: OpenPipeline, origin: Origin, shards: ShardLedger, run: ReindexRun
+    ) -> None:
+        self._pipeline, self._target = pipeline, other
+        self._origin = origin
+        self._shards = shards
+        self._run = run
+        self._progress = CatchUpProgress()
+        self._tries = 0
+
+    async def run(self, is_over: Callable[[], bool]) -> None:
+        """Catch up until the run ends, is paused, or another worker takes over."""
+        claim = await self._shards.claim(CATCH_UP, self._run.generation)
+        if isinstance(claim, Refusal):
+            return
+        try:
+            if claim.order == order_at(self._run.generation):  # Else a later run has begun.
+                self._progress = CatchUpProgress(steps=claim.position.place if claim.position is not None else 0)
+                await self._work(claim, is_over)
+            await self._shards.release(claim)
+        except OvertakenError:
+            pass
+        except UnavailableError:
+            raise
+        except Exception as error:
+            # The origin runs user code, or a store refuses something. Some worker tries again later.
+            await self._shards.fail(report_failure(self._pipeline, claim, error))
+        finally:
+            self._shards.drop(claim)
+
+    async def _work(self, claim: Claim, is_over: Callable[[], bool]) -> None:
+        live = _with_token(self._pipeline, claim)
+        other = _with_token(self._target, claim)
+        barrier = Barrier(live, other, claim.token)
+        target = self._run.into
+        async with running_heartbeat(live) as of_live, running_heartbeat(other) as of_other:
+            writers = TargetWriter(live, of_live), TargetWriter(other, of_other)
+            catch_up = CatchUp(live, other, self._origin, writers, lambda: self._keep(claim))
+            swap = Swap(live, other, barrier, catch_up)
+            if (move := await barrier.take_over(self._run.live, target)) is not None:
+                if move.is_called:
+                    await swap.finish(move)
+                    return
+                await barrier.lift()
+            if isinstance(live.sink, AliasSink):
+                sink = live.sink
+                await live.retry_until_reachable(SINK, lambda: sink.protect(target, is_protected=False))
+            while not is_over():
+                if await self._catch_up_once(claim, catch_up, swap):
+                    return
+                await self._repair(other, of_other)
+                await self._rest(is_over)
+
+    async def _catch_up_once(self, claim: Claim, catch_up: CatchUp, swap: Swap) -> bool:
+        """Do a pass, and swap if the operator wants that; return whether it has swapped."""
+        run = await self._current_run()
+        found, kept = await catch_up.run(run.delete_max), self._progress
+        self._progress = replace(found, steps=kept.steps, refused=kept.refused)
+        await self._keep(claim)
+        if run.swaps and run.is_active:
+            return await self._swap(claim, run, swap)
+        self._tries = 0
+        return False
+
+    async def _swap(self, claim: Claim, run: ReindexRun, swap: Swap) -> bool:
+        """Swap if the gate allows it, and else try again after the next pass; return whether it has swapped."""
+        report = await report_run(self._pipeline, self._shards)
+        assert report is not None, "a run that was started stays in the controls"
+        gate = Gate(self._pipeline, self._target, self._origin)
+        lines = failing(await gate.lines(report))
+        refused, may_pass = tuple(line.text for line in lines), all(line.is_passing for line in lines)
+        if not lines:
+            if not (cause := await swap.run(run)):
+                return True
+            refused = (f"called off: {cause}",)
+        self._tries += 1
+        self._progress = replace(self._progress, refused=refused)
+        await self._keep(claim)
+        if not may_pass or self._tries >= TRIES_MAX:
+            await self._refuse(run, refused[0])
+        return False
+
+    async def _refuse(self, run: ReindexRun, cause: str) -> None:
+        """Take the operator's wish back; the run goes on catching up."""
+        self._tries = 0
+        if await replace_run(self._pipeline, run, replace(run, swaps=False)):
+            name = self._pipeline.name
+            self._pipeline.emit(events.SwapRefused(pipeline=name, generation=run.generation, cause=cause))
+
+    async def _current_run(self) -> ReindexRun:
+        controls = await self._pipeline.retry_until_reachable(LEDGER, self._pipeline.control_store.controls)
+        run = controls.run
+        return run if run is not None and run.generation == self._run.generation else replace(self._run, swaps=False)
+
+    async def _repair(self, other: OpenPipeline, heartbeat: Heartbeat) -> None:
+        """Repair what is suspect in the other target; in the live one, the workers do."""
+        if other.has_suspects:
+            repairer = Repairer(other, heartbeat, despite_pause=True)
+            keys = await other.admin.suspects(SUSPECTS_AT_ONCE, other.settings.horizon_s)
+            await repairer.run(keys)
+
+    async def _keep(self, claim: Claim) -> None:
+        """Store how far it has come; raise `OvertakenError` if another worker holds the claim by now."""
+        self._progress = replace(self._progress, steps=self._progress.steps + 1)
+        if await self._shards.advance(claim, self._progress.position) is None:
+            raise OvertakenError
+
+    async def _rest(self, is_over: Callable[[], bool]) -> None:
+        is_wanted = (await self._current_run()).swaps
+        rest_s = SWAP_REST_S if is_wanted else min(REST_MAX_S, max(REST_S, 2 * self._progress.seconds))
+        until = self._pipeline.clock() + rest_s
+        while (left_s := until - self._pipeline.clock()) > 0:
+            if is_over():
+                return
+            await asyncio.sleep(min(REST_S, left_s))
+
+
+def _with_token(pipeline: OpenPipeline, claim: Claim) -> OpenPipeline:
+    """The pipeline as the holder of a claim works with it."""
+    return dataclasses.replace(pipeline, move_token=claim.token, owner=f"{pipeline.owner}-swap")

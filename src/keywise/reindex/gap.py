@@ -1,0 +1,59 @@
+"""The gap between two targets at one key: what the ledger knows of both, and what closes the gap."""
+
+import enum
+
+import msgspec
+
+from keywise.core.change import Order, above, is_same_version
+from keywise.core.entry import Entry
+
+
+class KeyState(msgspec.Struct, frozen=True, gc=False):
+    """What the ledger knows of one key in one target. A comparison keeps millions of them, so they are small."""
+
+    mark: Order | None = None
+    deleted: bool = False
+    is_calm: bool = True
+    """No claim is held, no write has an unknown outcome, and the key is not suspect."""
+
+
+UNKNOWN_KEY = KeyState()
+
+
+class Gap(enum.Enum):
+    """How one target differs from the other at a key, by what closes the gap."""
+
+    NONE = enum.auto()
+    TOMBSTONE = enum.auto()
+    """The live target has deleted the key: the other one deletes it at that order. Nothing is read for it."""
+    ROW = enum.auto()
+    """One target is behind, or does not know the key: the row of the origin is written to whichever is behind."""
+
+
+def state_of(entry: Entry) -> KeyState:
+    is_calm = entry.token == 0 and entry.unknown is None and entry.suspicions == 0
+    return KeyState(entry.mark, entry.deleted, is_calm)
+
+
+def gap_of(live: KeyState, other: KeyState) -> Gap:
+    """Compare versions and deletions. Generations do not count: they only order several writes of one version."""
+    if live.mark is None and other.mark is None:
+        return Gap.NONE
+    if live.mark is not None and other.mark is not None and is_same_version(live.mark, other.mark):
+        if live.deleted == other.deleted:
+            return Gap.NONE
+        return Gap.TOMBSTONE if live.deleted else Gap.ROW
+    if live.mark is not None and live.deleted and (other.mark is None or other.mark < live.mark):
+        return Gap.TOMBSTONE
+    return Gap.ROW
+
+
+def order_in(state: KeyState, order: Order, *, deleted: bool) -> Order | None:
+    """Return the order at which a target in this state takes a row or a deletion; None if it has that, or a newer one.
+
+    At one version, a key can be deleted or come back: the order is then above the mark.
+    """
+    if state.mark is None or order[:2] > state.mark[:2]:
+        return order
+    has_it = order[:2] < state.mark[:2] or state.deleted == deleted
+    return None if has_it else max(order, above(state.mark))

@@ -1,0 +1,203 @@
+"""The gate before a swap: what must hold of the other target, line by line, with what to do if it does not."""
+
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from keywise.core.entry import Entry
+from keywise.core.errors import MalformedError
+from keywise.core.ledger import TransferableLedger
+from keywise.core.origin import Origin
+from keywise.core.sink import Content, ReadableSink
+from keywise.core.target import MovableSink
+from keywise.flow.pipeline import OpenPipeline
+from keywise.operate.reconcile import difference
+from keywise.reindex.comparison import NAMED_MAX
+from keywise.reindex.report import RunReport
+from keywise.reindex.shards import entries_of
+from keywise.reindex.sweep import FETCH_KEYS
+
+SAMPLE_KEYS = 500
+DEAD, POSTPONED = "dead", "postponed"
+REBUILD = "the target was changed by other means; cancel the run, drop the target and build it again"
+
+
+class GateLine(msgspec.Struct, frozen=True):
+    """One thing that must hold."""
+
+    name: str
+    value: str
+    is_ok: bool = True
+    advice: str = ""
+    """What to do if it does not hold."""
+    is_passing: bool = False
+    """It may hold after another pass, without an operator."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.name}: {self.value}{f'; {self.advice}' if self.advice else ''}"
+
+
+class Gate:
+    """Looks at the other target of a run, and changes nothing but the settings that made its building faster."""
+
+    def __init__(self, live: OpenPipeline, other: OpenPipeline, origin: Origin, sample_keys: int = SAMPLE_KEYS) -> None:
+        self._live, self._other = live, other
+        self._origin = origin
+        self._sample_keys = sample_keys
+        self._rng = random.Random(live.rng.random())
+
+    async def lines(self, report: RunReport) -> list[GateLine]:
+        """Return all lines; the swap may begin if every one is ok."""
+        run, sink = report.run, self._live.sink
+        assert isinstance(sink, MovableSink), "a run beside has started on it"
+        faults = await sink.finish_target(run.into)
+        lines = [] if run.is_rollback else _rows_of(report, await self._dead_examples(report))
+        lines += self._passes(report)
+        lines += await self._suspects()
+        lines += await self._content(await sink.count(run.into))
+        lines.append(GateLine("target", faults[0] if faults else "ready", not faults, is_passing=True))
+        return lines
+
+    def _passes(self, report: RunReport) -> list[GateLine]:
+        last, run = report.catch_up, report.run
+        pause_s = 2 * last.seconds  # A pass, and a comparison of all keys.
+        failed = "; ".join(f"{key!r}: {cause}" for key, cause in last.failed.items())
+        return [
+            _line("passes", f"{last.passes:,}", last.passes > 0, "the first one is under way", is_passing=True),
+            _line(
+                "lagging",
+                f"{last.stuck:,} keys",
+                not last.stuck,
+                "the origin has had older rows than the live target, or none, for longer than the horizon",
+                is_passing=True,
+            ),
+            _line(
+                "gone",
+                f"{last.gone:,} keys",
+                not last.gone,
+                f"not in the origin; to delete them: keywise reindex resume {self._live.name} --delete-max {last.gone}",
+            ),
+            _line(
+                "not written",
+                f"{last.unwritten:,} keys" + (f" ({failed})" if failed else ""),
+                last.unwritten <= run.accept_dead,
+                f"mend the cause, or swap without them with --accept-dead {last.unwritten}",
+                is_passing=True,
+            ),
+            _line(
+                "pause",
+                f"about {pause_s:.1f} s",
+                pause_s <= run.pause_max_s,
+                f"changes may wait {run.pause_max_s:g} s; allow more with --pause-max",
+                is_passing=True,
+            ),
+        ]
+
+    async def _suspects(self) -> list[GateLine]:
+        live, other = await self._live.admin.counts(), await self._other.admin.counts()
+        suspects = live.suspects + other.suspects
+        is_due = bool((await self._live.control_store.controls()).resync_at)
+        return [
+            _line(
+                "suspect", f"{suspects:,} keys", not suspects, "they are repaired after the horizon", is_passing=True
+            ),
+            _line(
+                "resync", "due" if is_due else "not due", not is_due, "do it first: keys of the ledger may be missing"
+            ),
+        ]
+
+    async def _dead_examples(self, report: RunReport) -> str:
+        if not report.counts.get(DEAD, 0) + report.swept.get(DEAD, 0):
+            return ""
+        letters = await self._other.admin.dead_letters(NAMED_MAX)
+        return "; ".join(f"{letter.key!r}: {letter.cause}" for _, _, letter in letters)
+
+    # Content.
+
+    async def _content(self, held: int) -> list[GateLine]:
+        """Compare the number of keys with the ledger, and some of them field by field with the origin."""
+        rows, sample = 0, dict[str, Entry]()
+        async for key, entry in self._rows():
+            rows += 1
+            self._choose(sample, rows, key, entry)
+        wrong = await self._wrong(sample)
+        compared = (
+            f"{len(sample):,} keys" if isinstance(self._other.sink, ReadableSink) else "the target cannot be read"
+        )
+        examples = f", wrong: {', '.join(wrong[:NAMED_MAX])}" if wrong else ""
+        return [
+            _line("keys", f"{held:,} in the target, {rows:,} by the ledger", held == rows, REBUILD),
+            _line("sample", compared + examples, not wrong, f"{REBUILD}; or rows change without a new version"),
+        ]
+
+    async def _rows(self) -> AsyncIterator[tuple[str, Entry]]:
+        """Yield the keys that have a row in the other target, by the ledger."""
+        ledger = self._other.ledger
+        assert isinstance(ledger, TransferableLedger), "a run starts only on a ledger that can list its entries"
+        async with aclosing(entries_of(ledger)) as entries:
+            async for key, entry in entries:
+                if entry.mark is not None and not entry.deleted:
+                    yield key, entry
+
+    def _choose(self, sample: dict[str, Entry], number: int, key: str, entry: Entry) -> None:
+        """Keep a random sample of the keys seen so far."""
+        if len(sample) < self._sample_keys:
+            sample[key] = entry
+        elif self._rng.randrange(number) < self._sample_keys:
+            del sample[self._rng.choice(list(sample))]
+            sample[key] = entry
+
+    async def _wrong(self, sample: Mapping[str, Entry]) -> list[str]:
+        if not isinstance(self._other.sink, ReadableSink):
+            return []
+        wrong, keys = list[str](), list(sample)
+        for start in range(0, len(keys), FETCH_KEYS):
+            some = keys[start : start + FETCH_KEYS]
+            truths, held = await self._origin.fetch(some), await self._other.sink.read(some)
+            wrong += self._differing({key: sample[key] for key in some}, truths, held)
+        return wrong
+
+    def _differing(
+        self, entries: Mapping[str, Entry], truths: Mapping[str, bytes], held: Mapping[str, Content]
+    ) -> list[str]:
+        wrong = []
+        for key, entry in entries.items():
+            try:
+                truth = self._live.reader.read_one(truths[key]) if key in truths else None
+            except MalformedError as error:
+                wrong.append(f"{key!r} (its row cannot be read: {error})")
+                continue
+            assert entry.mark is not None, "only keys with a row are chosen"
+            if truth is None or truth.version != entry.mark[1]:
+                continue  # The origin has moved on, and the live changes follow.
+            if (found := difference(key, truth, held.get(key), entry)) is not None:
+                wrong.append(f"{key!r} ({found.kind.value}{f': {found.detail}' if found.detail else ''})")
+        return wrong
+
+
+def _rows_of(report: RunReport, dead_examples: str) -> list[GateLine]:
+    """What became of the rows that were read."""
+    run, dead = report.run, report.counts.get(DEAD, 0) + report.swept.get(DEAD, 0)
+    examples = f" ({dead_examples})" if dead_examples else ""
+    return [
+        _line("shards", f"{report.shards_read:,} of {run.shards:,} read", report.shards_read == run.shards),
+        _line("rows", f"{report.rows_read:,} read", report.reconciles, "their outcomes do not add up"),
+        _line(
+            DEAD,
+            f"{dead:,} rows{examples}",
+            dead <= run.accept_dead,
+            f"mend them and build again, or swap without them with --accept-dead {dead}",
+        ),
+        _line(POSTPONED, f"{report.postponed:,} rows", not report.postponed, is_passing=True),
+    ]
+
+
+def _line(name: str, value: str, is_ok: bool, advice: str = "", *, is_passing: bool = False) -> GateLine:
+    return GateLine(name, value, is_ok, "" if is_ok else advice, is_passing)
+
+
+def failing(lines: Sequence[GateLine]) -> list[GateLine]:
+    return [line for line in lines if not line.is_ok]

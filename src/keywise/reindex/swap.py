@@ -1,0 +1,172 @@
+"""The swap: behind a barrier, a last pass makes both targets equal, and the name of the sink moves to the other one."""
+
+import asyncio
+from contextlib import aclosing, suppress
+
+from msgspec.structs import replace
+
+from keywise.core import events
+from keywise.core.controls import Controls, Move, ReindexRun, RunState
+from keywise.core.errors import AdminError, UnavailableError
+from keywise.core.target import AliasSink, RenamingSink
+from keywise.flow.pipeline import LEDGER, OpenPipeline
+from keywise.reindex.barrier import Barrier
+from keywise.reindex.catch_up import CatchUp
+from keywise.reindex.comparison import Comparison
+
+HELD_LOOK_S = 0.05
+"""How often a swap looks whether claims are still held."""
+LAG_LOOK_S = 0.2
+"""How often it looks whether the origin has caught up."""
+SINK = "sink"
+
+
+class Swap:
+    """The swap of one run, by the worker that holds its barrier."""
+
+    def __init__(self, live: OpenPipeline, other: OpenPipeline, barrier: Barrier, catch_up: CatchUp) -> None:
+        self._live, self._other = live, other
+        self._barrier = barrier
+        self._catch_up = catch_up
+
+    async def run(self, run: ReindexRun) -> str:
+        """Swap to the target of the run; return why that was called off, or an empty text."""
+        began = self._live.clock()
+        controls = await self._barrier.raise_for(run.live, run.into)
+        assert controls.move is not None, "it was just raised"
+        cause = "the worker was stopped"
+        try:
+            cause = await self._equalise(run, began + run.pause_max_s) or await self._move(controls.move, began)
+        finally:
+            if cause:
+                await self._barrier.lift()
+        return cause
+
+    async def finish(self, move: Move) -> None:
+        """Carry out a swap that another worker has begun, from the moment after which it only goes forward."""
+        assert move.is_called, "before the call it is called off"
+        await self._call(move, self._live.clock())
+
+    # Both targets equal.
+
+    async def _equalise(self, run: ReindexRun, deadline: float) -> str:
+        """Make both targets equal, but for the keys that the operator gives up; return why they are not."""
+        live, other = self._live, self._other
+        if cause := await self._until_free(deadline):
+            return cause
+        while (last := await self._catch_up.run(0, is_last=True)).lagging:
+            if live.clock() > deadline:
+                return f"the origin has older rows than the live target, or none, for {last.lagging:,} keys"
+            await asyncio.sleep(LAG_LOOK_S)
+        comparison = Comparison(live.ledger, other.ledger, await live.admin.now())
+        async with aclosing(comparison.gaps()) as gaps:
+            different = [gap.key async for gap in gaps]
+        if len(different) > run.accept_dead:
+            cause = last.failed.get(different[0], "")
+            return f"the targets still differ at {different[0]!r}{f': {cause}' if cause else ''}"
+        if comparison.restless:
+            return f"{comparison.restless[0]!r} is suspect, or a write of it has an unknown outcome"
+        if live.clock() > deadline:
+            return "it took longer than changes may wait; allow more with --pause-max"
+        return ""
+
+    async def _until_free(self, deadline: float) -> str:
+        """Wait until no worker holds a claim in one of the targets. What is expired already is ended by the pass."""
+        for pipeline in (self._other, self._live):
+            while held := await pipeline.control_store.held("", 1):
+                if pipeline.clock() > deadline:
+                    return f"{held[0]!r} is still held by a worker"
+                await asyncio.sleep(HELD_LOOK_S)
+        return ""
+
+    # The name moves.
+
+    async def _move(self, move: Move, began: float) -> str:
+        """Move the name; return why that was called off."""
+        sink = self._live.sink
+        if isinstance(sink, RenamingSink):
+            return await self._rename(sink, move, began)
+        noted = await self._barrier.change_live(lambda controls: _called(controls, move))
+        if noted.move is None or not noted.move.is_called:
+            return "the run was ended meanwhile"
+        await self._call(noted.move, began)
+        return ""
+
+    async def _rename(self, sink: RenamingSink, move: Move, began: float) -> str:
+        """Move the name of a table and end the barrier in one transaction, which has happened or has not."""
+        live = self._live
+        ended_at = await live.admin.now()
+        while True:
+            before = await live.retry_until_reachable(LEDGER, live.control_store.controls)
+            if before.move is None and before.target == move.after:
+                break  # The answer to an earlier commit was lost.
+            if before.move is None or before.move.token != move.token or not _is_wanted(before, move):
+                return "the run was ended meanwhile"
+            try:
+                async with live.ledger.transaction() as transaction:
+                    if not await transaction.replace_controls(before, _ended(before, move, ended_at)):
+                        continue  # An operator has set something else meanwhile, such as a pause.
+                    await sink.exchange(transaction.connection, move.before, move.after)
+                break
+            except UnavailableError as error:
+                await live.back_off(LEDGER, error, 1)
+            except AdminError as error:
+                return str(error)
+        self._emit(move, began)
+        return ""
+
+    async def _call(self, move: Move, began: float) -> None:
+        """Move an alias. The call may have reached the store before, so this is repeated until it is certain."""
+        live, sink = self._live, self._live.sink
+        assert isinstance(sink, AliasSink), "a run beside has started on it"
+        epoch = (await live.retry_until_reachable(LEDGER, live.control_store.controls)).target_epoch
+        reported = ""
+        while True:
+            try:
+                await live.retry_until_reachable(SINK, lambda: sink.move_name(move.before, move.after, epoch))
+                break
+            except AdminError as error:
+                # The name was moved by other means. Changes wait for this swap until it is moved back.
+                if str(error) != reported:
+                    reported = str(error)
+                    advice = f"let the name stand for {move.before} or {move.after} again; until then changes wait"
+                    live.emit(events.Alarmed(pipeline=live.name, cause=reported, advice=advice))
+                await asyncio.sleep(live.retry_s(5))
+        ended_at = await live.retry_until_reachable(LEDGER, live.admin.now)
+        await self._barrier.change_live(lambda controls: _ended(controls, move, ended_at))
+        if reported:
+            live.emit(events.AlarmCleared(pipeline=live.name, cause=reported))
+        self._emit(move, began)
+        # A second fence, which nothing relies on.
+        with suppress(UnavailableError, AdminError):
+            await sink.protect(move.before, is_protected=True)
+
+    def _emit(self, move: Move, began: float) -> None:
+        live = self._live
+        seconds = live.clock() - began
+        live.emit(events.TargetSwapped(pipeline=live.name, before=move.before, after=move.after, seconds=seconds))
+
+
+def _is_wanted(controls: Controls, move: Move) -> bool:
+    run = controls.run
+    return run is not None and run.is_active and run.into == move.after
+
+
+def _called(controls: Controls, move: Move) -> Controls:
+    """The controls from which on the swap only goes forward; unchanged if an operator has ended the run."""
+    return replace(controls, move=replace(move, is_called=True)) if _is_wanted(controls, move) else controls
+
+
+def _ended(controls: Controls, move: Move, ended_at: float) -> Controls:
+    """The controls after the swap."""
+    if controls.move is None or controls.run is None:
+        return controls  # The answer to an earlier call was lost.
+    return replace(
+        controls,
+        move=None,
+        target=move.after,
+        spare=move.before,
+        spare_generation=controls.run.generation,
+        target_epoch=controls.target_epoch + 1,
+        run=replace(controls.run, state=RunState.COMPLETE, swaps=False, ended_at=ended_at),
+    )

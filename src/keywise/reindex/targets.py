@@ -1,0 +1,88 @@
+"""The target of a run beside the live one: what has to hold before it is created, and how it is opened and dropped."""
+
+from contextlib import AbstractAsyncContextManager
+
+from msgspec.structs import replace
+
+from keywise.core.controls import Controls, ReindexRun
+from keywise.core.errors import AdminError
+from keywise.core.ledger import TransferableLedger
+from keywise.core.target import AliasSink, MovableSink, TargetNote
+from keywise.flow.pipeline import OpenPipeline
+from keywise.reindex.plan import RunPlan
+
+GENERATION = "{generation}"
+
+
+def target_of(plan: RunPlan, generation: int) -> str:
+    """Return the name of the target that a plan asks for, at a generation; empty for a run in place."""
+    return plan.into.replace(GENERATION, str(generation))
+
+
+async def check_beside(pipeline: OpenPipeline, controls: Controls, plan: RunPlan) -> str:
+    """Return the live target; raise `AdminError` if another one cannot be built beside it."""
+    name, sink = pipeline.name, needs_targets(pipeline)
+    if plan.is_partial or plan.also_removed:
+        raise AdminError(
+            "a target beside the live one gets all rows but those of keys that an operator has removed; leave out "
+            "--ids, --limit and --also-removed"
+        )
+    if controls.era and isinstance(sink, AliasSink):
+        raise AdminError(
+            f"pipeline {name!r} is in era {controls.era}, and the store compares versions only; build the new target "
+            "as a pipeline of its own"
+        )
+    if controls.spare:
+        raise AdminError(
+            f"pipeline {name!r} can still go back to {controls.spare}; drop it first with keywise reindex drop {name}"
+        )
+    current = await sink.current_target()
+    if controls.target and isinstance(sink, AliasSink) and current != controls.target:
+        raise AdminError(
+            f"the name of the sink stands for {current}, and keywise has let it stand for {controls.target}; it was "
+            "moved by other means, so move it back"
+        )
+    live = controls.target or current
+    if plan.into == live:
+        raise AdminError(f"{live} is the live target; name a new one")
+    return live
+
+
+async def create_beside(pipeline: OpenPipeline, run: ReindexRun, definition: bytes | None) -> None:
+    """Create the target of a run. It may be repeated after a crash."""
+    sink = needs_targets(pipeline)
+    controls = await pipeline.control_store.controls()
+    await sink.create_target(run.into, TargetNote(pipeline.name, run.generation), controls.target_epoch, definition)
+    async with open_beside(pipeline, run) as other:
+        store = other.control_store
+        while (before := await store.controls()).era != controls.era:
+            await store.replace_controls(before, replace(before, era=controls.era))
+
+
+async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, keeps_target: bool) -> None:
+    """Forget a target that is not live, which the run of that generation has filled; delete it unless it is kept."""
+    sink, store = needs_targets(pipeline), pipeline.control_store
+    while (before := await store.controls()).spare:
+        await store.replace_controls(before, replace(before, spare="", spare_generation=0))
+    if not keeps_target:
+        await sink.drop_target(target)
+    assert pipeline.open_target is not None, "a run beside has started"
+    async with pipeline.open_target(target, generation) as other:
+        assert isinstance(other.ledger, TransferableLedger), "a run starts only on a ledger that can list its entries"
+        await other.ledger.transfer.clear()
+
+
+def open_beside(pipeline: OpenPipeline, run: ReindexRun) -> AbstractAsyncContextManager[OpenPipeline]:
+    """Open the pipeline on the target of a run, in its scope of the ledger."""
+    assert pipeline.open_target is not None, "a run beside starts only if its sink has targets"
+    return pipeline.open_target(run.into, run.generation)
+
+
+def needs_targets(pipeline: OpenPipeline) -> MovableSink:
+    """Return the sink of a pipeline; raise `AdminError` if nothing can be built beside it."""
+    if not isinstance(pipeline.sink, MovableSink) or pipeline.open_target is None:
+        raise AdminError(
+            f"the sink of pipeline {pipeline.name!r} has one target only: a second one can be built beside an alias of "
+            "OpenSearch, or a table in the ledger's database; leave out --into to reindex in place"
+        )
+    return pipeline.sink

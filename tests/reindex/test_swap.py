@@ -1,0 +1,83 @@
+"""A target is built beside the live one, catches up with live changes, and takes its place; and back again."""
+
+import pytest
+
+from keywise.core.controls import RunState
+from keywise.core.errors import AdminError
+from keywise.core.events import SwapRefused, TargetSwapped
+from reindex.catalogue import Catalogue, run_of
+from running import run
+
+ROWS = {f"k{number}": 1 for number in range(30)}
+
+
+@pytest.fixture
+def catalogue(tmp_path):
+    url = f"sqlite:///{tmp_path / 'pages.db'}"
+    return Catalogue(url, f"{url}?table=pages", ROWS)
+
+
+def test_a_target_built_beside_takes_the_place_of_the_live_one(catalogue):
+    async def story():
+        async with catalogue.working():
+            for key in ROWS:
+                await catalogue.change(key, 1)
+            await catalogue.build("pages_{generation}")
+            await catalogue.change("k1", 2)
+            await catalogue.delete("k2", 2)
+            await catalogue.until_settled("k2", 2)
+            controls = await catalogue.swap()
+            await catalogue.change("k3", 3)
+            await catalogue.until_settled("k3", 3)
+        return controls, await catalogue.content()
+
+    controls, content = run(story())
+    assert (run_of(controls).state, controls.target, controls.move) == (RunState.COMPLETE, "pages_1", None)
+    assert content == dict(sorted({**ROWS, "k1": 2, "k3": 3}.items() - {("k2", 1)}))
+    assert len([one for one in catalogue.events if isinstance(one, TargetSwapped)]) == 1
+
+
+def test_a_rollback_loses_nothing_that_was_written_since_the_swap(catalogue):
+    async def story():
+        async with catalogue.working():
+            await catalogue.change("k1", 1)
+            await catalogue.build("pages_1")
+            await catalogue.swap()
+            await catalogue.change("k1", 5)
+            await catalogue.delete("k4", 5)
+            await catalogue.until_settled("k4", 5)
+            controls = await catalogue.roll_back()
+        return controls, await catalogue.content()
+
+    controls, content = run(story())
+    assert (run_of(controls).state, controls.spare, controls.target_epoch) == (RunState.COMPLETE, "pages_1", 2)
+    assert content == dict(sorted(({**ROWS, "k1": 5}).items() - {("k4", 1)}))
+
+
+def test_a_target_with_a_missing_row_is_refused_by_name(catalogue):
+    async def story():
+        async with catalogue.working():
+            await catalogue.build("pages_1")
+            async with catalogue.acting() as admin, admin.pipeline.ledger.transaction() as transaction:
+                transaction.connection.execute("delete from pages_1 where key = 'k7'")
+            return await catalogue.swap()
+
+    controls = run(story())
+    [refused] = [one for one in catalogue.events if isinstance(one, SwapRefused)]
+    assert (run_of(controls).state, controls.target) == (RunState.CATCHING_UP, "")
+    assert "29 in the target, 30 by the ledger" in refused.cause
+
+
+def test_the_old_target_is_dropped_with_its_scope_and_then_there_is_no_way_back(catalogue):
+    async def story():
+        async with catalogue.working():
+            await catalogue.build("pages_1")
+            await catalogue.swap()
+            async with catalogue.acting() as admin:
+                with pytest.raises(AdminError, match="can still go back to pages_0"):
+                    await catalogue.build("pages_2")
+                assert await admin.drop() == "pages_0"
+                with pytest.raises(AdminError, match="no target to go back to"):
+                    await admin.rollback()
+
+    run(story())
