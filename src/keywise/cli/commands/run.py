@@ -24,7 +24,15 @@ from keywise.core.errors import KeywiseError, UnavailableError
 from keywise.core.source import Backlog, backlog_of
 from keywise.flow.pipeline import OpenPipeline
 from keywise.observe.history import format_counts
-from keywise.observe.log import Log, format_empty, format_held_sweep, some_keys, still_running
+from keywise.observe.log import (
+    Log,
+    format_empty,
+    format_held_sweep,
+    format_refused_swap,
+    format_swapped,
+    some_keys,
+    still_running,
+)
 from keywise.observe.run_view import View
 from keywise.reindex.report import report_active_run
 
@@ -244,9 +252,9 @@ def _without_announced(observer: events.Observer) -> events.Observer:
 
 def _announce(event: events.Event) -> None:
     line = _announcement(event)
-    if line and isinstance(event, events.Stopped | events.SinkEmpty | events.SweepHeld):
+    if line and isinstance(event, events.Stopped | events.SinkEmpty | events.SweepHeld | events.SwapRefused):
         _log.warning("%s", plain(line))
-    elif line and isinstance(event, events.ReindexMoved | events.ReindexEnded):
+    elif line and isinstance(event, events.ReindexMoved | events.ReindexEnded | events.TargetSwapped):
         _log.info("%s", plain(line))
     elif line:
         print(plain(line), file=sys.stderr, flush=True)
@@ -278,6 +286,10 @@ def _announcement(event: events.Event) -> str:
         case events.ReindexEnded():
             ended = f"reindex {event.generation} is complete after {duration(event.seconds)}"
             return f"{event.pipeline}: {ended}: {format_counts(event)}"
+        case events.TargetSwapped():
+            return f"{event.pipeline}: {format_swapped(event)}"
+        case events.SwapRefused():
+            return f"{event.pipeline}: {format_refused_swap(event)}"
         case events.Stopped(changes=changes) if changes:
             running, again = still_running(event)
             return f"{event.pipeline} stopped while {running}, because the time of `drain` was over; {again}"
