@@ -107,8 +107,8 @@ def format_swapped(event: events.TargetSwapped) -> str:
 def format_refused_swap(event: events.SwapRefused) -> str:
     """Say why a swap was refused, and what to do."""
     return (
-        f"the swap of reindex {event.generation} was refused, and it goes on catching up: {event.cause}; when the cause "
-        f"is gone, run keywise reindex swap {event.pipeline}"
+        f"the swap of reindex {event.generation} was refused, and it goes on catching up: {event.cause}; when the "
+        f"cause is gone, run keywise reindex swap {event.pipeline}"
     )
 
 

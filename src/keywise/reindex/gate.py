@@ -6,6 +6,7 @@ from contextlib import aclosing
 
 import msgspec
 
+from keywise.core.controls import ReindexRun
 from keywise.core.entry import Entry
 from keywise.core.errors import MalformedError
 from keywise.core.ledger import TransferableLedger
@@ -38,6 +39,27 @@ class GateLine(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         return f"{self.name}: {self.value}{f'; {self.advice}' if self.advice else ''}"
+
+
+class GateResult(msgspec.Struct, frozen=True):
+    """What the gate says of a run."""
+
+    run: ReindexRun
+    lines: Sequence[GateLine]
+
+    @property
+    def failing(self) -> list[GateLine]:
+        return failing(self.lines)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the swap may begin."""
+        return not self.failing
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a line fails that does not hold without an operator."""
+        return any(not line.is_passing for line in self.failing)
 
 
 class Gate:

@@ -34,7 +34,7 @@ from keywise.observe.log import (
     still_running,
 )
 from keywise.observe.run_view import View
-from keywise.reindex.report import report_active_run
+from keywise.reindex.report import RunReport, report_active_run
 
 _log = logging.getLogger("keywise")
 
@@ -182,7 +182,18 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View, empty: as
 async def _has_rows_to_read(pipelines: Sequence[OpenPipeline]) -> bool:
     """Whether a reindex goes on that needs no operator."""
     reports = [await report_active_run(pipeline) for pipeline in pipelines]
-    return any(not (one.run.is_paused or one.gone or one.run.state is RunState.STARTING) for one in reports if one)
+    if any(one is not None and _goes_on(one) for one in reports):
+        return True
+    # A swap whose run was cancelled has to be called off by a worker.
+    return any([(await pipeline.control_store.controls()).move is not None for pipeline in pipelines])
+
+
+def _goes_on(report: RunReport) -> bool:
+    """Whether workers bring a reindex further without the operator. A target that has caught up waits for a swap."""
+    run = report.run
+    if run.is_paused or report.gone or run.state is RunState.STARTING:
+        return False
+    return run.swaps or run.state is not RunState.CATCHING_UP or not report.catch_up.passes
 
 
 async def _open_when_reachable(app: App, name: str, stack: AsyncExitStack) -> OpenPipeline:

@@ -11,9 +11,9 @@ import typer
 from keywise.app import App
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, choose_pipelines, load, warn_if_in_memory
 from keywise.cli.commands.pause import named
-from keywise.cli.commands.reindex import progress_text, waiting_texts
 from keywise.cli.live.watch import EveryOption, WatchOption, watch_or_once
 from keywise.cli.output import count, moment, print_error, print_json, print_line, print_table, size
+from keywise.cli.run_text import progress_text, waiting_texts
 from keywise.core.controls import Pause
 from keywise.core.errors import DatabaseError, KeywiseError, UnavailableError
 from keywise.core.url import redacted
