@@ -4,9 +4,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from flow.rig import WAYS, Rig, Running
 from keywise.core import events
+from keywise.core.controls import Controls, ReindexRun, RunState
 from keywise.core.errors import UnavailableError
 from keywise.observe.history import HistoryRecorder
 
@@ -103,6 +105,24 @@ def test_keys_are_pruned_when_a_retention_is_declared():
     assert [event.keys for event in rig.of(events.Pruned)] == [1]
     assert lines(rig) == [("pruned", "", None)]
     assert 700.0 < rig.loop.time() < 900.0, "retention and redelivery have passed, and not much more"
+
+
+def test_nothing_is_pruned_while_another_target_is_built_beside():
+    """A key that one of the two targets forgets would look as if it were missing there."""
+    rig = rig_with_history(retention_s=400.0, maintenance_s=60.0)
+    run = ReindexRun(7, RunState.CATCHING_UP, into="pages-7")
+
+    async def story() -> None:
+        await rig.work({"id": "a", "v": 5})
+        assert await rig.ledger.replace_controls(Controls(), Controls(run=run))
+        async with Running(rig):
+            await rig.pass_s(3000.0)
+            assert rig.entry("a") is not None
+            complete = Controls(run=replace(run, state=RunState.COMPLETE))
+            assert await rig.ledger.replace_controls(Controls(run=run), complete)
+            await rig.until(lambda: rig.entry("a") is None, limit_s=100.0)
+
+    rig.play(story())
 
 
 def test_nothing_is_pruned_without_a_retention():

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.controls import EVERYTHING, Controls, Pause, ReindexRun
+from keywise.core.controls import EVERYTHING, Controls, Move, Pause, ReindexRun, RunState
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Commit, Entry, LedgerPolicy
 from keywise.core.errors import AdminError
@@ -24,7 +24,7 @@ def test_everything_is_there_after_a_copy_and_the_pipeline_stays_paused():
 
     async def main() -> None:
         await road.fill()
-        controls = Controls(2, (EVERY_KEY, Pause("a")), 7.0, run=ReindexRun(3, started_at=5.0))
+        controls = Controls(2, (EVERY_KEY, Pause("a")), resync_at=7.0, run=ReindexRun(3, started_at=5.0))
         await road.source.transfer.set_controls(controls)
         before = joined(await pages_of(road.source.transfer, 100))
         checksums = await road.copy()
@@ -173,6 +173,22 @@ def test_a_pipeline_that_is_not_paused_is_refused():
     )
     run(road.source.control_store.pause(Pause("a*", True)))
     assert "is not paused in old://" in road.refusal(), "some keys are not all"
+
+
+def test_a_pipeline_whose_sink_moves_or_is_built_beside_is_refused():
+    road = Road()
+    run_beside = ReindexRun(7, RunState.SCANNING, into="pages-7")
+    moving = Controls(pauses=(EVERY_KEY,), move=Move("pages-6", "pages-7", 99), run=run_beside)
+    run(road.source.transfer.set_controls(moving))
+    assert road.refusal() == "pipeline 'pages' moves to target 'pages-7' now, which takes some seconds; try again"
+    run(road.source.transfer.set_controls(replace(moving, move=None)))
+    assert road.refusal() == (
+        "reindex 7 of pipeline 'pages' fills 'pages-7' beside the live target, and its marks are in a scope of their "
+        "own in old://; wait for the swap (keywise reindex status pages), or end it with keywise reindex cancel pages"
+    )
+    ended = replace(moving, move=None, run=replace(run_beside, state=RunState.CANCELLED))
+    run(road.source.transfer.set_controls(ended))
+    assert run(road.move.plan()).found is TargetState.NOTHING
 
 
 def test_a_claim_that_is_held_is_refused():

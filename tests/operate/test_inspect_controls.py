@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from keywise import App, Rate
 from keywise.core.change import VERSION_MAX
-from keywise.core.controls import EVERYTHING, Pause
+from keywise.core.controls import EVERYTHING, Move, Pause
 from keywise.core.entry import Entry
 from keywise.core.history import HistoryRecord
 from keywise.operate.inspect import ALARM_S, KeyReport, Limit, PipelineFigures, figures_of, key_report_of
@@ -24,6 +26,7 @@ class Scene:
         self.entry: Entry | None = None
         self.pauses: list[Pause] = []
         self.eras = 0
+        self.move: Move | None = None
         self.lines: list[HistoryRecord] = []
 
     def story(self, key: str = "a", **options: Any) -> KeyReport | None:
@@ -45,6 +48,9 @@ class Scene:
                 await pipeline.control_store.pause(pause)
             for _ in range(self.eras):
                 await pipeline.control_store.raise_era()
+            if self.move is not None:
+                before = await pipeline.control_store.controls()
+                assert await pipeline.control_store.replace_controls(before, replace(before, move=self.move))
             await pipeline.history_store.record(self.lines)
             if self.entry is not None:
                 ledger.database.scope("pages").entries["a"] = self.entry
@@ -143,6 +149,15 @@ def test_figures_tell_era_and_pauses():
     found = scene.figures()
     assert found.era == 2
     assert [(pause.keys, pause.at) for pause in found.pauses] == [("*", WALL - 60.0), ("a", WALL)]
+
+
+def test_figures_and_stories_name_the_target_to_which_the_sink_moves():
+    scene = Scene()
+    scene.entry = Entry((0, 7, 0))
+    assert (scene.figures().moves_to, scene.told().moves_to) == (None, None)
+    scene.move = Move("pages-6", "pages-7", 99)
+    assert (scene.figures().moves_to, scene.told().moves_to) == ("pages-7", "pages-7")
+    assert answers(scene.told()) == [(None, 6, "stale"), (7, 7, "duplicate"), (8, None, "paused")]
 
 
 def test_figures_tell_an_alarm_of_the_last_hour_that_is_not_over():

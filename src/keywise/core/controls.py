@@ -138,6 +138,11 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
         """Whether the whole pipeline is paused."""
         return any(pause.is_pattern and pause.keys == EVERYTHING for pause in self.pauses)
 
+    @property
+    def run_beside(self) -> ReindexRun | None:
+        """The run that fills another target beside the live one now; None if there is none."""
+        return self.run if self.run is not None and self.run.is_beside and self.run.is_active else None
+
     @cached_property
     def _keys(self) -> frozenset[str]:
         return frozenset(pause.keys for pause in self.pauses if not pause.is_pattern)

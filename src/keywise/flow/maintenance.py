@@ -65,6 +65,9 @@ class Maintenance:
         pipeline, settings = self._pipeline, self._pipeline.settings
         if settings.retention_s is None or not await pipeline.control_store.acquire("prune", settings.maintenance_s):
             return
+        if (await pipeline.control_store.controls()).run_beside is not None:
+            # The marks of both targets are compared: a key that one of them forgets would look as if it were new.
+            return
         keys = await pipeline.ledger.prune(settings.retention_s)
         if keys:
             pipeline.emit(events.Pruned(pipeline=pipeline.name, keys=keys))

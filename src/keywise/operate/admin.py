@@ -3,6 +3,7 @@
 The record is written right after the action. If the process is killed in between, the action has no record.
 """
 
+import shlex
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from keywise.core.change import VERSION_MIN, Change, ChangeHeader
-from keywise.core.controls import EVERYTHING, Pause
+from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.entry import EMPTY, LedgerPolicy, Refusal
 from keywise.core.errors import AdminError, UnavailableError
 from keywise.core.failures import storable
@@ -78,6 +79,7 @@ class PipelineAdmin:
 
     async def resume(self, keys: str, *, is_pattern: bool) -> bool:
         """End a pause, given exactly as it was set; return False if there is none."""
+        await self._check_move()
         keys = keys if is_pattern else await self.pipeline.key_of(keys)
         if not await self.pipeline.control_store.resume(keys, is_pattern):
             return False
@@ -125,6 +127,7 @@ class PipelineAdmin:
     async def reset(self, key: str) -> int:
         """Raise the era of one key: its mark stays, and the next change wins."""
         self._check_era()
+        await self._check_move()
         key = await self.pipeline.key_of(key)
         if await self.pipeline.admin.inspect(key) is None:
             raise AdminError(f"nothing is known of {key!r}, so the next change wins anyway; nothing was reset")
@@ -150,9 +153,15 @@ class PipelineAdmin:
         return era
 
     async def check_pause(self) -> None:
-        """Raise `AdminError` unless the pipeline is paused and its sink can have eras."""
+        """Raise `AdminError` unless the pipeline is paused, its sink can have eras, and no other target is built."""
         self._check_era()
-        if not (await self.pipeline.control_store.controls()).is_paused:
+        controls = await self._check_move()
+        if (run := controls.run_beside) is not None:
+            raise AdminError(
+                f"reindex {run.generation} of pipeline {self.pipeline.name!r} fills {run.into!r} in the present era; "
+                f"{self._end_run}"
+            )
+        if not controls.is_paused:
             raise AdminError(
                 f"pipeline {self.pipeline.name!r} is not paused, so a worker could mix both numberings; "
                 "first keywise pause --all --wait"
@@ -166,10 +175,31 @@ class PipelineAdmin:
                 "a pipeline of its own"
             )
 
+    # Runs beside.
+
+    async def _check_move(self) -> Controls:
+        """Return the controls; raise `AdminError` while the name of the sink moves, because nothing else may act then.
+
+        The ledger refuses claims by itself; this check explains it before anything is waited for.
+        """
+        controls = await self.pipeline.control_store.controls()
+        if (move := controls.move) is not None:
+            raise AdminError(
+                f"pipeline {self.pipeline.name!r} moves to target {move.after!r} now, which takes some seconds; "
+                "try again"
+            )
+        return controls
+
+    @property
+    def _end_run(self) -> str:
+        name = shlex.quote(self.pipeline.name)
+        return f"wait for the swap (keywise reindex status {name}), or end it with keywise reindex cancel {name}"
+
     # Writes.
 
     async def force(self, key: str, *, older: bool = False) -> Change[Any]:
         """Write the current state of a key from the source of truth; of an object, let a worker read it again."""
+        await self._check_move()
         change = await self._force_writer.rewrite(key, older=older)
         detail = "a deletion" if change.deleted else ANNOUNCED if self.pipeline.objects is not None else ""
         await self.record("forced", change.key, change.version, detail)
@@ -177,6 +207,7 @@ class PipelineAdmin:
 
     async def remove(self, key: str) -> Change[Any]:
         """Delete a key; the next real change to it wins. Of an object, let a worker delete its records."""
+        await self._check_move()
         change = await self._force_writer.delete(key)
         # A removal of a key that the ledger does not know has the lowest version, which is not a real one.
         version = change.version if change.version != VERSION_MIN else None
@@ -192,6 +223,11 @@ class PipelineAdmin:
             raise AdminError(
                 f"pipeline {self.pipeline.name!r} declares no retention, so nothing is ever forgotten; say how long "
                 f'keys are kept at least: app.pipeline({self.pipeline.name!r}, retention="30d", ...)'
+            )
+        if (run := (await self._check_move()).run_beside) is not None:
+            raise AdminError(
+                f"reindex {run.generation} of pipeline {self.pipeline.name!r} compares the keys of {run.into!r} with "
+                f"those of the live target, so none may be forgotten; {self._end_run}"
             )
         keys = await self.pipeline.ledger.prune(retention_s)
         await self.record("pruned", detail=f"{keys:,} keys")
@@ -211,6 +247,7 @@ class PipelineAdmin:
         Yields each key with the cause if it was not repaired; the cause is empty for a repaired key. A suspect object
         is announced again, and the worker that has read it ends the suspicion.
         """
+        await self._check_move()
         if self.pipeline.objects is None:
             needs_refetch(self.pipeline)
         repairer = Repairer(self.pipeline, self._claimer.heartbeat, despite_pause=True)

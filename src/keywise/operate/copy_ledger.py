@@ -120,10 +120,21 @@ async def check_at_rest(pipeline: str, handle: LedgerHandle) -> Controls:
         raise AdminError(
             f"{handle.name} holds an unfinished copy of pipeline {pipeline!r}; copy from the ledger that is complete"
         )
+    if controls.move is not None:
+        raise AdminError(
+            f"pipeline {pipeline!r} moves to target {controls.move.after!r} now, which takes some seconds; try again"
+        )
     if not controls.is_paused:
         raise AdminError(
             f"pipeline {pipeline!r} is not paused in {handle.name}, so a worker could change it meanwhile; "
             f"first {_pause_command(pipeline)}"
+        )
+    if (run := controls.run_beside) is not None:
+        name = shlex.quote(pipeline)
+        raise AdminError(
+            f"reindex {run.generation} of pipeline {pipeline!r} fills {run.into!r} beside the live target, and its "
+            f"marks are in a scope of their own in {handle.name}; wait for the swap (keywise reindex status {name}), "
+            f"or end it with keywise reindex cancel {name}"
         )
     await _check_claims(pipeline, handle)
     return controls

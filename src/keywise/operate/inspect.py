@@ -83,6 +83,8 @@ class PipelineFigures(msgspec.Struct, frozen=True):
     journal: JournalSummary | None = None
     resync_since: float | None = None
     """Since when a full resync is due; None if it is not."""
+    moves_to: str | None = None
+    """The target that the name of the sink moves to now; None if it does not move."""
 
 
 class Unreached(msgspec.Struct, frozen=True):
@@ -209,6 +211,8 @@ class KeyReport(msgspec.Struct, frozen=True):
     brokers: list[SourceFigures] = []
     """Sources whose consumers may hold messages that the ledger does not know; changes to this key may be among
     them."""
+    moves_to: str | None = None
+    """The target that the name of the sink moves to now, so that every key waits; None if it does not move."""
 
 
 async def figures_of(
@@ -233,6 +237,7 @@ async def figures_of(
         alarms=_at_wall_clock([alarm] if alarm is not None else [], wall - now),
         journal=journal_summary_of(pipeline.settings, pipeline.name),
         resync_since=controls.resync_at + wall - now if controls.resync_at else None,
+        moves_to=controls.move.after if controls.move is not None else None,
     )
 
 
@@ -301,6 +306,7 @@ async def key_report_of(pipeline: OpenPipeline, key: str, wall: float, lines: in
             for name, source in pipeline.sources
             if isinstance(source, BacklogSource)
         ],
+        moves_to=controls.move.after if controls.move is not None else None,
     )
 
 

@@ -88,6 +88,9 @@ class AdminClaimer:
     async def _describe_wait(self, key: str, refusal: Refusal) -> str:
         """Describe what the key waits for, and which worker holds it."""
         entry = await self._pipeline.admin.inspect(key) or EMPTY
+        if refusal.reason is RefusalReason.PAUSED:
+            # An operator's claims pass pauses, but not the barrier of a swap.
+            return f"the sink of {self._pipeline.name!r} moves to another target, which takes some seconds"
         if refusal.reason is RefusalReason.LIMITED:
             return f"the rate of {key!r} is used up"
         if refusal.reason is RefusalReason.DEFERRED:

@@ -11,6 +11,7 @@ import pytest
 
 from cli.admin_shop import Office
 from cli.test_first_steps import ODD_KEY
+from keywise.core.controls import Controls, Move, text_of
 
 WHY = ("--why", "ticket 7", "--who", "ada@desk")
 
@@ -99,6 +100,22 @@ def test_the_status_says_who_paused_a_key_when_and_why(office):
         f"pages: paused: {key!r}" for key in ("a", "b0", "b1", "b2", "b3")
     ]
     assert said[-1] == "pages: paused: 3 more keys; keywise why KEY shows the pauses of a key"
+
+
+def test_status_and_why_say_that_the_sink_moves_and_commands_ask_to_try_again(office):
+    office.send("pages", page("a", 1))
+    office.act("run", "shop:app", "pages", "--until-empty")
+    controls = text_of(Controls(move=Move("stored", "stored_7", 99)))
+    office.execute(f"update keywise_scopes set controls = '{controls}' where name = 'pages'")
+    moves = "the sink moves to target 'stored_7' now, and every change waits for that, some seconds"
+    assert f"pages: {moves}" in office.act("status").out.splitlines()
+    shown = office.act("why", "a", "--pipeline", "pages").out
+    assert moves in " ".join(shown.split())
+    assert "version 2 or above       waits until the sink has moved" in shown
+    assert json.loads(office.act("why", "a", "--json").out)["pipelines"][0]["moves_to"] == "stored_7"
+    refused = office.keywise("force", "a", "--pipeline", "pages")
+    wanted = "Error: pipeline 'pages' moves to target 'stored_7' now, which takes some seconds; try again\n"
+    assert (refused.status, refused.err) == (1, wanted)
 
 
 def test_a_resume_that_ends_nothing_names_what_is_paused(office):

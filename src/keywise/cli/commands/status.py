@@ -203,10 +203,17 @@ def _reindex_notes(one: Found) -> Iterator[str]:
         yield f"ALARM: the sink is empty, and the ledger has {count(one.keys_missing, 'key')} in it; {one.advice}"
 
 
+def format_move(target: str) -> str:
+    """Format the move of the sink's name to another target."""
+    return f"the sink moves to target {target!r} now, and every change waits for that, some seconds"
+
+
 def _notes(figures: PipelineFigures, now: float) -> Iterator[str]:
     """Yield notes on what an operator has set and on what is wrong; most pipelines have none."""
     if figures.era:
         yield f"era {figures.era}"
+    if figures.moves_to is not None:
+        yield format_move(figures.moves_to)
     keys = sorted((pause for pause in figures.pauses if not pause.is_pattern), key=lambda pause: pause.keys)
     for pause in (*(pause for pause in figures.pauses if pause.is_pattern), *keys[:PAUSES_SHOWN]):
         yield f"paused: {format_pause(pause, now)}"

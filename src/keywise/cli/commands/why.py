@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, with_pipelines
-from keywise.cli.commands.status import format_held, format_pause
+from keywise.cli.commands.status import format_held, format_move, format_pause
 from keywise.cli.options import require_valid_key
 from keywise.cli.output import (
     count,
@@ -156,6 +156,8 @@ def _facts(report: KeyReport, about: ObjectReport | None) -> Iterator[tuple[str,
     yield "", ""
     yield "next", f"{'an announcement' if about is not None else 'a change'} that arrives now:"
     forecasts = FORECASTS if about is None else FORECASTS | OBJECT_FORECASTS
+    if report.moves_to is not None:
+        forecasts = forecasts | {"paused": "waits until the sink has moved"}
     is_unversioned = not all(one.versioned for one in report.next)
     for forecast_range in report.next:
         if about is not None and is_unversioned and forecast_range.versioned:
@@ -231,6 +233,8 @@ def _about_orders(report: KeyReport) -> Iterator[tuple[str, str]]:
         yield "paused", "no"
     for pause in report.pauses:
         yield "paused", format_pause(pause, report.now)
+    if report.moves_to is not None:
+        yield "move", format_move(report.moves_to)
     limit = report.limit
     if limit is not None:
         due = "now" if limit.next_at is None else f"not before {moment(limit.next_at, report.now)}"
