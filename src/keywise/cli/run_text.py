@@ -31,7 +31,7 @@ def run_facts(name: str, report: RunReport) -> Facts:
         facts.append(("postponed", f"{count(report.postponed, 'row')} did not end in time; the sweep writes them"))
     if report.swept:
         facts.append(("sweep", outcomes(report.swept)))
-    if run.is_beside and report.catch_up.passes:
+    if run.state is RunState.CATCHING_UP and report.catch_up.passes:
         facts += _catch_up_facts(report)
     facts += [("waiting", text) for text in waiting_texts(name, report)]
     facts += [("reading", _shard_text(one)) for one in report.working if one not in report.stalled]
@@ -102,16 +102,25 @@ def showing_run() -> Iterator[Callable[[RunReport], None]]:
     """Show in a terminal how far a run has come; on stderr, say once why it waits."""
     said: set[str] = set()
     with progress(*bar_columns()) as bar:
-        task = bar.add_task("", total=None, done="")
+        shown = ""
 
         def show(report: RunReport) -> None:
+            nonlocal shown
             for cause in _delays(report):
                 if cause not in said:
                     print(plain(f"waiting: {cause}"), file=sys.stderr)
                     said.add(cause)
-            is_read = report.run.state is RunState.CATCHING_UP
+            if (activity := _activity(report)) != shown:
+                # Each has its own time; the clock of a bar that was full does not go on.
+                for old in bar.task_ids:
+                    bar.remove_task(old)
+                bar.add_task(activity, total=None, done="")
+                shown = activity
+            # Of a later stage there is no share.
+            is_read = report.run.state is not RunState.SCANNING
             done, total = (0, None) if is_read else (report.rows_read, report.rows_expected)
-            bar.update(task, description=_activity(report), completed=done, total=total, done=_done(report))
+            for task in bar.task_ids:
+                bar.update(task, done=_done(report), completed=done, total=total)
 
         yield show
 
@@ -132,6 +141,8 @@ def _delays(report: RunReport) -> Iterator[str]:
 
 def _activity(report: RunReport) -> str:
     run = report.run
+    if not run.is_active:
+        return "ended"
     if run.is_paused:
         return "paused"
     if report.is_unattended:
@@ -146,8 +157,9 @@ def _activity(report: RunReport) -> str:
 
 
 def _done(report: RunReport) -> str:
+    last = report.catch_up
     if report.run.state is RunState.CATCHING_UP:
-        return f"{count(report.catch_up.behind, 'key')} behind"
+        return f"pass {last.passes:,}, {count(last.behind, 'key')} behind" if last.passes else "first pass"
     return f"{report.rows_read:,}/{'?' if report.rows_expected is None else f'{report.rows_expected:,}'}"
 
 
@@ -180,12 +192,12 @@ def _catch_up_facts(report: RunReport) -> Facts:
     last, run = report.catch_up, report.run
     ends = {"behind": last.behind, "lagging": last.lagging, "not written": last.unwritten}
     numbers = ", ".join(f"{name} {number:,}" for name, number in ends.items())
-    passes = f"{count(last.passes, 'pass', 'passes')}, the last one in {duration(last.seconds)}"
+    passes = f"{count(last.passes, 'pass', 'passes')}, the last one in {last.seconds:.1f} s"
     facts = [("catch-up", f"{passes}: {count(last.keys, 'key')}, {numbers}")]
-    if run.is_active and not last.shrinks and last.interval_s:
+    if not last.shrinks and last.interval_s:
         facts.append(("pace", _pace_text(last)))
     facts += [("not written", f"{key!r}: {cause}") for key, cause in last.failed.items()]
-    if run.swaps and run.is_active:
+    if run.swaps:
         facts += [("tried again", text) for text in last.refused] or [("swap", "a worker begins it")]
     return facts
 

@@ -15,7 +15,7 @@ from keywise.reindex.gate import GateResult
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import RunReport
 from keywise.reindex.run_watch import RunWatch, refusal_of
-from keywise.reindex.targets import drop_old, target_of
+from keywise.reindex.targets import drop_old, left_target, target_of
 
 PATIENCE_S = 600.0
 """How long it waits for a worker, and for lines of the gate that may hold after another pass."""
@@ -72,6 +72,7 @@ class FullRun:
         self._plan = plan
         self._show, self._say = show, say
         self._patience_s = patience_s
+        self._dropped: list[str] = []
 
     async def run(self) -> FullResult:
         """Do what is due. Raises `AdminError` if that is refused, was ended by an operator, or needs one."""
@@ -108,8 +109,12 @@ class FullRun:
         if run is not None and self._goes_on(run) and run.state is not RunState.STARTING:
             self._say(f"going on with reindex {run.generation}")
             return run
-        plan = replace(self._plan.run, drops_old=self._plan.run.into != "", keeps_old=self._plan.keep > 1)
-        return await self._reindex.start(plan, self._say)
+        keeps_old, left = self._plan.keep > 1, left_target(controls)
+        plan = replace(self._plan.run, drops_old=bool(self._plan.run.into), keeps_old=keeps_old)
+        started = await self._reindex.start(plan, self._say)
+        if left is not None and plan.drops_old and not (keeps_old and controls.spare):
+            self._dropped.append(left[0])
+        return started
 
     def _look(self, report: RunReport) -> None:
         run, name = report.run, self._pipeline.name
@@ -147,11 +152,11 @@ class FullRun:
 
     async def _result(self, run: ReindexRun | None, *, is_due: bool, **more: Any) -> FullResult:
         """Delete targets that are too old, and return what was done."""
-        dropped = await drop_old(self._pipeline, self._plan.keep) if self._plan.run.into else []
-        for target in dropped:
+        old = await drop_old(self._pipeline, self._plan.keep) if self._plan.run.into else []
+        for target in old:
             await self._admin.record("target dropped", detail=target)
         controls = await self._pipeline.control_store.controls()
-        result = FullResult(run, is_due, controls.target, controls.spare, dropped)
+        result = FullResult(run, is_due, controls.target, controls.spare, self._dropped + old)
         return replace(result, **more)
 
 

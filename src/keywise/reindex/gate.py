@@ -98,9 +98,9 @@ class Gate:
             ),
             _line(
                 "gone",
-                f"{last.gone:,} keys",
-                not last.gone,
-                f"not in the origin; to delete them: keywise reindex resume {self._live.name} --delete-max {last.gone}",
+                f"{report.gone:,} keys",
+                not report.gone,
+                f"not in the origin; to delete them: keywise reindex resume {self._live.name} --delete-max {report.gone}",
             ),
             _line(
                 "not written",

@@ -151,7 +151,7 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
         dict(+counts),
         rows_expected(progresses),
         max(0.0, ended_at - run.started_at),
-        (catch_up.gone if run.is_beside else sweep.gone) if run.is_active else 0,
+        _needing_consent(run, catch_up.gone if run.is_beside else sweep.gone),
         postponed,
         sweep.counts,
         max(0.0, now - moved_at),
@@ -176,6 +176,12 @@ async def report_active_run(pipeline: OpenPipeline) -> RunReport | None:
 
 def _is_held(entry: Entry, now: float) -> bool:
     return entry.token != 0 and now < entry.lease_until
+
+
+def _needing_consent(run: ReindexRun, gone: int) -> int:
+    """How many of these gone keys the operator has not allowed to delete yet."""
+    is_allowed = run.delete_max is not None and gone <= run.delete_max
+    return gone if run.is_active and not is_allowed else 0
 
 
 def _sweep_of(entry: Entry, run: ReindexRun) -> SweepProgress:

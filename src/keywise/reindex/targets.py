@@ -7,11 +7,13 @@ from msgspec.structs import replace
 from keywise.core.controls import Controls, ReindexRun, RunState
 from keywise.core.errors import AdminError
 from keywise.core.ledger import TransferableLedger
-from keywise.core.target import AliasSink, MovableSink, TargetNote
+from keywise.core.target import AliasSink, MovableSink, RenamingSink, TargetNote
 from keywise.flow.pipeline import OpenPipeline
 from keywise.reindex.plan import RunPlan
 
 GENERATION = "{generation}"
+FIRST = "_0"
+"""A table has the name of the sink while it is live. The first one has this behind it from the first swap on."""
 
 
 def target_of(plan: RunPlan, generation: int) -> str:
@@ -42,9 +44,9 @@ async def check_beside(pipeline: OpenPipeline, controls: Controls, plan: RunPlan
             f"the name of the sink stands for {current}, and keywise has let it stand for {controls.target}; it was "
             "moved by other means, so move it back"
         )
-    live = controls.target or current
-    if plan.into == live:
-        raise AdminError(f"{live} is the live target; name a new one")
+    live = controls.target or (f"{current}{FIRST}" if isinstance(sink, RenamingSink) else current)
+    if plan.into in (live, current):
+        raise AdminError(f"{plan.into} is the live target; name a new one")
     return live
 
 
@@ -79,12 +81,13 @@ async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, k
         assert before.run is not None, "a run has filled it"
         dropped = replace(before.run, is_dropped=True)
         await store.replace_controls(before, replace(before, spare="", spare_generation=0, run=dropped))
-    if not keeps_target:
-        await sink.drop_target(target)
     assert pipeline.open_target is not None, "a run beside has started"
+    # Before the target is deleted, because a sink that is opened may create its target.
     async with pipeline.open_target(target, generation) as other:
         assert isinstance(other.ledger, TransferableLedger), "a run starts only on a ledger that can list its entries"
         await other.ledger.transfer.clear()
+    if not keeps_target:
+        await sink.drop_target(target)
 
 
 async def drop_old(pipeline: OpenPipeline, keep: int) -> list[str]:

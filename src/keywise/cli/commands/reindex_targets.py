@@ -315,8 +315,8 @@ def _print_gate(name: str, gate: GateResult) -> None:
     if gate.is_open:
         print_line(f"the swap may begin: keywise reindex swap {name}")
     else:
-        of = count(len(gate.lines), "line")
-        print_error(f"{len(gate.failing)} of {of} of the gate do not hold, so {run.live} stays live")
+        do = "does" if len(gate.failing) == 1 else "do"
+        print_error(f"{len(gate.failing)} of {count(len(gate.lines), 'line')} {do} not hold, so {run.live} stays live")
 
 
 def _print_gate_json(name: str, gate: GateResult) -> None:
