@@ -13,6 +13,8 @@ class FaultProxy:
         self.port = 0
         self._server_port = server_port
         self._faults: list[tuple[bytes, bytes]] = []
+        self._holds: list[bytes] = []
+        self._held = bytearray()
         self._connections: set[asyncio.Task[None]] = set()
         self._silent: set[asyncio.Task[None]] = set()
         self._is_silent = asyncio.Event()
@@ -31,6 +33,20 @@ class FaultProxy:
         """Answer the next HTTP request that holds these words in the server's place, and close the connection."""
         head = f"HTTP/1.1 {status} Fault\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         self._faults.append((words, head.encode() + body))
+
+    def hold(self, words: bytes) -> None:
+        """Keep the next HTTP request that holds these words from the server; the client gets no answer."""
+        self._holds.append(words)
+
+    async def deliver(self) -> bytes:
+        """Send the request that was held to the server, perhaps again, and return the head of the answer."""
+        assert self._held, "no request was held"
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._server_port)
+        writer.write(self._held)
+        try:
+            return await reader.readuntil(b"\r\n\r\n")
+        finally:
+            writer.close()
 
     def silence(self) -> None:
         """Let nothing pass over the connections that are open now, and keep them open; new ones work."""
@@ -54,9 +70,14 @@ class FaultProxy:
         is_silent = self._is_silent
 
         async def forward() -> None:
+            is_held = False
             while some := await reader.read(65536):
                 request.extend(some)
-                if not is_silent.is_set():
+                # The rest of a request may come later than its head.
+                is_held = is_held or self._is_held(request)
+                if is_held:
+                    self._held[:] = request
+                elif not is_silent.is_set():
                     server_writer.write(some)
             if not is_silent.is_set():
                 server_writer.close()
@@ -77,6 +98,13 @@ class FaultProxy:
             await asyncio.wait([forwarding])
             writer.close()
             server_writer.close()
+
+    def _is_held(self, request: bytes | bytearray) -> bool:
+        for words in self._holds:
+            if words in request:
+                self._holds.remove(words)
+                return True
+        return False
 
     def _take(self, request: bytes | bytearray) -> bytes | None:
         """What the client gets in place of the server's answer; None if the answer goes through."""

@@ -8,6 +8,7 @@ from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeElapsedColu
 
 from keywise.cli.output import count, duration, plain, progress
 from keywise.core.controls import ReindexRun, RunState
+from keywise.core.url import redacted
 from keywise.reindex.report import RunReport, ShardReport
 from keywise.reindex.run_watch import held_text
 from keywise.reindex.shards import READ, CatchUpProgress
@@ -35,6 +36,9 @@ def run_facts(name: str, report: RunReport) -> Facts:
         facts += _catch_up_facts(report)
     facts += [("waiting", text) for text in waiting_texts(name, report)]
     facts += [("reading", _shard_text(one)) for one in report.working if one not in report.stalled]
+    if run.notify:
+        sent = "sent to" if run.is_notified else "to be sent to" if not run.is_active else "at the end, to"
+        facts.append(("notice", f"{sent} {redacted(run.notify)}"))
     if run.why or run.by:
         facts.append(("started by", "; ".join(part for part in (run.by, run.why) if part)))
     return facts

@@ -73,6 +73,10 @@ class ReindexRun(msgspec.Struct, frozen=True):
     """With how many dead letters of its rows the swap may take place."""
     pause_max_s: float = PAUSE_MAX_S
     """How long a swap may keep changes waiting."""
+    notify: str = ""
+    """The URL of a queue or a receiver that gets a notice when the run has ended; `${NAME}` stands for a secret."""
+    is_notified: bool = False
+    """The notice was sent."""
 
     @property
     def is_beside(self) -> bool:

@@ -10,6 +10,7 @@ from keywise.core.origin import Origin
 from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.reindex.gate import SAMPLE_KEYS, Gate, GateResult
+from keywise.reindex.notice import check_receiver
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import report_run
 from keywise.reindex.run_state import replace_run
@@ -37,6 +38,8 @@ class ReindexAdmin:
         if before is not None and before.state is not RunState.STARTING and _is_same(before, plan):
             return before
         self._check_no_other(controls, plan)
+        if plan.notify:
+            await check_receiver(self.pipeline, plan.notify)
         report("dividing the origin into shards")
         shards = await plan.shards(self._origin)
         if plan.is_checked:
@@ -91,6 +94,7 @@ class ReindexAdmin:
             started_at=await self.pipeline.admin.now(),
             by=self._audit_note.who,
             why=self._audit_note.why,
+            notify=plan.notify,
         )
         if not await replace_run(self.pipeline, before, run):
             raise AdminError("another operator has started a run meanwhile; see keywise reindex status")

@@ -86,6 +86,7 @@ class Gate:
     def _passes(self, report: RunReport) -> list[GateLine]:
         last, run = report.catch_up, report.run
         pause_s = 2 * last.seconds  # A pass, and a comparison of all keys.
+        resume = f"keywise reindex resume {self._live.name} --delete-max {report.gone}"
         failed = "; ".join(f"{key!r}: {cause}" for key, cause in last.failed.items())
         return [
             _line("passes", f"{last.passes:,}", last.passes > 0, "the first one is under way", is_passing=True),
@@ -100,7 +101,7 @@ class Gate:
                 "gone",
                 f"{report.gone:,} keys",
                 not report.gone,
-                f"not in the origin; to delete them: keywise reindex resume {self._live.name} --delete-max {report.gone}",
+                f"not in the origin; to delete them: {resume}",
             ),
             _line(
                 "not written",

@@ -28,6 +28,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     delete_max: int | None = None
     is_checked: bool = True
     """Compare versions of the origin with those of the ledger before the first write."""
+    notify: str = ""
+    """Send a notice to this URL when the run has ended."""
     into: str = ""
     """Fill this target beside the live one; `{generation}` in it stands for the generation of the run."""
     definition: bytes | None = None

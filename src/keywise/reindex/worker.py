@@ -26,6 +26,7 @@ from keywise.flow.handover import HandoverQueue
 from keywise.flow.pipeline import LEDGER, OpenPipeline
 from keywise.reindex.attempts import report_failure
 from keywise.reindex.beside import BesideWork
+from keywise.reindex.notice import is_notice_due, send_notice
 from keywise.reindex.plan import check_page
 from keywise.reindex.row_events import RowEvents
 from keywise.reindex.rows import RowReader, row_deliveries
@@ -76,6 +77,8 @@ class ReindexWorker:
                 # A swap whose worker has died is ended even if the run was cancelled meanwhile.
                 if controls.move is not None or (_is_at_work(run) and not self._is_held(run)):
                     await self._take_part(run)
+                elif is_notice_due(run):
+                    await self._send_notice(run)
             await self._rest(LOOK_S)
 
     def _report_stage(self, run: ReindexRun) -> None:
@@ -109,6 +112,12 @@ class ReindexWorker:
                     await self._write_rows(run, other)
                 else:
                     await self._catch_up(run, other)
+        except UnavailableError as error:
+            await self._pipeline.back_off(LEDGER, error, 1)
+
+    async def _send_notice(self, run: ReindexRun) -> None:
+        try:
+            await send_notice(self._pipeline, self._shards, run)
         except UnavailableError as error:
             await self._pipeline.back_off(LEDGER, error, 1)
 

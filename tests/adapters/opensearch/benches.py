@@ -19,18 +19,22 @@ _numbers = itertools.count(1)
 
 @asynccontextmanager
 async def opensearch_sink() -> AsyncIterator[SinkBench]:
-    server, index = shared.opensearch(), f"bench_{next(_numbers)}"
-    url = server.index(index, {"number": "integer"})
+    """An alias of an index, from which it can move to others."""
+    server, name = shared.opensearch(), f"bench_{next(_numbers)}"
+    server.index(f"{name}-0", {"number": "integer"})
+    server.ask("PUT", f"/{name}-0/_alias/{name}")
 
     async def content() -> dict[str, bytes]:
-        found = await asyncio.to_thread(server.documents, index)
+        found = await asyncio.to_thread(server.documents, name)
         return {key: msgspec.json.encode(body) for key, body in found.items()}
 
+    url = f"{server.url}/{name}"
     try:
-        async with connect(Address(url, "bench", {})) as sink:
-            yield SinkBench(sink=sink, content=content, bad=BAD)
+        async with connect(Address(url, "bench", {})) as sink, connect(Address(url, "bench", {})) as again:
+            another = SinkBench(sink=again, content=content, bad=BAD)
+            yield SinkBench(sink=sink, content=content, bad=BAD, another=another)
     finally:
-        server.ask("DELETE", f"/{index}")
+        server.ask("DELETE", f"/{name}-*")
 
 
 SINKS = {"opensearch.sink": {"opensearch": opensearch_sink}}

@@ -317,4 +317,4 @@ def test_a_url_that_says_something_wrong_is_refused(url, told):
     ],
 )
 def test_four_schemes_name_two_engines_with_and_without_encryption(url, origin):
-    assert at(url)._client._server.origin == origin
+    assert at(url)._engine.server.origin == origin

@@ -91,10 +91,15 @@ def index_of(path: str, example: str) -> str:
     name = path.removeprefix("/")
     if not name:
         raise AddressError(f"the URL names no index; write for example {example}")
-    is_wrong = re.search(r'[\\/*?"<>|\s,#:]', name) or name.startswith(("-", "_", "+", "."))
-    if is_wrong or name != name.lower() or len(name.encode()) > NAME_MAX_BYTES:
+    if not is_index_name(name):
         raise AddressError(f"{name!r} cannot be the name of one index or alias; write for example {example}")
     return name
+
+
+def is_index_name(name: str) -> bool:
+    """Whether a text can be the name of one index. It is no pattern and no list, which requests would follow too."""
+    is_wrong = re.search(r'[\\/*?"<>|\s,#:]', name) or name.startswith(("-", "_", "+", "."))
+    return bool(name) and not is_wrong and name == name.lower() and len(name.encode()) <= NAME_MAX_BYTES
 
 
 def _deletion(key: str, version: int, rule: bytes) -> Action:
@@ -273,9 +278,7 @@ def refused(answer: HttpResponse, cause: str) -> SinkResult:
     """Return the result of a change whose whole request was refused."""
     if answer.status in (400, 413):
         return _permanent(cause)
-    # An error of the engine itself has a type and repeats the status; a gateway's has neither.
-    refusal = _refusal_of(answer)
-    is_of_engine = isinstance(refusal.error, Reason) and refusal.error.type != "" and refusal.status == answer.status
+    is_of_engine = own_reason(answer) is not None
     if answer.status < 500 or (is_of_engine and answer.status == UNAVAILABLE):
         # Permissions, addresses and limits concern every change, so none of them is at fault.
         return SinkResult(Outcome.BUSY, cause)
@@ -284,6 +287,14 @@ def refused(answer: HttpResponse, cause: str) -> SinkResult:
         return SinkResult(Outcome.FAILED, cause, certainty=certainty)
     # A gateway answered, and the engine may still process the request.
     return SinkResult(Outcome.BUSY, cause, certainty=Certainty.UNKNOWN)
+
+
+def own_reason(answer: HttpResponse) -> Reason | None:
+    """Return the engine's own reason for a refusal; it has a type and repeats the status, and a gateway's does not."""
+    match _refusal_of(answer):
+        case _Refusal(error=Reason(type=kind) as reason, status=answer.status) if kind:
+            return reason
+    return None
 
 
 def _refusal_of(answer: HttpResponse) -> _Refusal:

@@ -4,23 +4,23 @@ The engine forgets deletions after a while (`index.gc_deletes`, by default a min
 tombstones stay.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 from urllib.parse import quote
 
 import msgspec
 
-from keywise.adapters.http.client import OPTIONS, HttpClient, HttpResponse, Server, retry_after_s, server_at
+from keywise.adapters.http.client import OPTIONS, HttpResponse, Server, retry_after_s, server_at
 from keywise.adapters.opensearch.documents import (
     TOO_MANY,
     Action,
     Conflict,
     Document,
     action_of,
-    cause_of,
     first_batch,
     index_of,
+    is_index_name,
     is_misdirected,
     is_removal,
     is_unused,
@@ -31,13 +31,23 @@ from keywise.adapters.opensearch.documents import (
     result_of,
     result_of_conflict,
 )
+from keywise.adapters.opensearch.engine import JSON, Engine
+from keywise.adapters.opensearch.targets import IndexTargets
 from keywise.core.adaptive_limit import AdaptiveLimit
 from keywise.core.change import Change, Outcome
 from keywise.core.entry import Certainty, Claim
-from keywise.core.errors import AddressError, DatabaseError, KeywiseError, OutcomeUnknownError, UnavailableError
+from keywise.core.errors import (
+    AddressError,
+    AdminError,
+    DatabaseError,
+    KeywiseError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
 from keywise.core.resource import opening
 from keywise.core.settings import seconds
 from keywise.core.sink import APPLIED, Content, Grade, Sink, SinkResult
+from keywise.core.target import TargetNote
 from keywise.core.url import Address
 
 PORT = 9200
@@ -53,7 +63,6 @@ READ_MAX = 100
 ANSWER_MAX_BYTES = 64 * 1024 * 1024
 FILTER_PATH = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by.reason"
 LINES = {"Content-Type": "application/x-ndjson"}
-JSON = {"Content-Type": "application/json"}
 
 
 class OpenSearchSink:
@@ -64,18 +73,18 @@ class OpenSearchSink:
 
     def __init__(self, server: Server, index: str, batch_max: int, request_max_bytes: int, timeout_s: float) -> None:
         self.batch_max = batch_max
-        self._client = HttpClient(server, answer_max=ANSWER_MAX_BYTES)
+        self._engine = Engine(server, index, timeout_s, ANSWER_MAX_BYTES)
+        self._targets = IndexTargets(self._engine, index)
         self._index = index
         self._path = f"/{quote(index, safe='')}"
-        self._timeout_s = timeout_s
-        self._bytes_max = request_max_bytes
+        self._request_max_bytes = self._bytes_max = request_max_bytes
         self._adaptive_limit = AdaptiveLimit(batch_max)
         self._is_known = False
         """Whether the sink has found the index, so that a write does not create it."""
         self._is_alias = False
 
     async def __aenter__(self) -> Self:
-        async with opening(self._client):
+        async with opening(self._engine):
             # An engine that is down does not stop the start: `apply` looks again, and many commands need only the
             # ledger.
             with suppress(UnavailableError):
@@ -83,7 +92,7 @@ class OpenSearchSink:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._client.__aexit__()
+        await self._engine.__aexit__()
 
     # Writing.
 
@@ -126,7 +135,7 @@ class OpenSearchSink:
                 self._bytes_max = min(self._bytes_max, max(1, len(body) // 2))
             middle = len(actions) // 2
             return [*await self._send(actions[:middle]), *await self._send(actions[middle:])]
-        result = refused(answer, self._cause(answer))
+        result = refused(answer, self._engine.cause(answer))
         if result.outcome is Outcome.BUSY:
             is_crowded = answer.status == TOO_MANY
             self._adaptive_limit.record_refusal(result.cause, wait_s=retry_after_s(answer), is_crowded=is_crowded)
@@ -194,12 +203,12 @@ class OpenSearchSink:
         """Return whether the index has no document, not even one that no search has seen since the last refresh."""
         if not self._is_known:
             return False
-        with self._reading():
+        with self._engine.repeatable():
             path = f"{self._path}/_stats/docs,indexing?filter_path=_all.primaries"
-            answer = await self._client.request("GET", path, timeout_s=min(self._timeout_s, FIND_S))
+            answer = await self._engine.ask("GET", path, timeout_s=min(self._engine.timeout_s, FIND_S))
             if answer.status in (403, 404):
                 return False  # This user may not ask.
-            self._check(answer)
+            self._engine.check(answer)
             return is_unused(answer.body)
 
     async def _versions(self, keys: Iterable[str]) -> dict[str, int]:
@@ -209,16 +218,16 @@ class OpenSearchSink:
 
     async def _documents(self, keys: Sequence[str], query: str) -> list[Document]:
         """Read the documents of these keys in real time, not from the last refresh as a search would."""
-        with self._reading():
+        with self._engine.repeatable():
             answer = await self._ask("_mget", query, msgspec.json.encode({"ids": keys}), JSON)
             if not answer.is_whole and len(keys) > 1:
                 middle = len(keys) // 2
                 return [*await self._documents(keys[:middle], query), *await self._documents(keys[middle:], query)]
-            self._check(answer)
+            self._engine.check(answer)
             documents = read_documents(answer.body).docs
         for document in documents:
             if document.error is not None:
-                raise UnavailableError(f"{self._client.name}: {document.error}")
+                raise UnavailableError(f"{self._engine.name}: {document.error}")
         return [document for document in documents if document.found]
 
     # The index.
@@ -227,12 +236,13 @@ class OpenSearchSink:
         """Look for the index, once: a bulk request would create a missing one, with guessed field types."""
         if self._is_known:
             return
-        with self._reading():
-            answer = await self._client.request("GET", f"{self._path}/_alias", timeout_s=min(self._timeout_s, FIND_S))
+        with self._engine.repeatable():
+            find_s = min(self._engine.timeout_s, FIND_S)
+            answer = await self._engine.ask("GET", f"{self._path}/_alias", timeout_s=find_s)
             if answer.status == 403:
                 self._is_known = True  # This user may not ask, so the sink assumes that the index exists.
                 return
-            self._check(answer)
+            self._engine.check(answer)
             indexes = read_indexes(answer.body)
         self._is_alias = self._index not in indexes
         if self._is_alias and [self._index in index.aliases for index in indexes.values()] != [True]:
@@ -243,37 +253,42 @@ class OpenSearchSink:
             )
         self._is_known = True
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Turn an unknown outcome into `UnavailableError`: a read has no effect, so it can be repeated."""
-        try:
-            yield
-        except OutcomeUnknownError as error:
-            raise UnavailableError(str(error)) from error
-        except (msgspec.MsgspecError, UnicodeError) as error:
-            raise UnavailableError(f"{self._client.name}: the answer cannot be read: {error}") from error
+    # Other indexes that the alias can stand for.
 
-    def _check(self, answer: HttpResponse) -> None:
-        if answer.status == 200:
-            return
-        cause = f"{self._client.name}: {self._cause(answer)}"
-        if answer.status == 404:
-            raise DatabaseError(
-                f"{self._client.name} has no index {self._index}; make one with the types that you want, "
-                f"with a request such as PUT /{self._index}"
-            )
-        if answer.status in (401, 403):
-            raise DatabaseError(f"{cause}; check user and password, and what they may do")
-        if answer.status == TOO_MANY or answer.status >= 500:
-            raise UnavailableError(cause)
-        raise DatabaseError(f"{cause}; is this the address of OpenSearch or Elasticsearch?")
+    async def current_target(self) -> str:
+        return await self._targets.current()
 
-    def _cause(self, answer: HttpResponse) -> str:
-        return cause_of(answer, self._client.discreet)
+    def at_target(self, target: str) -> Sink:
+        if not is_index_name(target):
+            raise AdminError(f"{target!r} cannot be the name of an index")
+        server, timeout_s = self._engine.server, self._engine.timeout_s
+        return OpenSearchSink(server, target, self.batch_max, self._request_max_bytes, timeout_s)
+
+    async def create_target(self, target: str, note: TargetNote, epoch: int, definition: bytes | None) -> None:
+        await self._targets.create(target, note, epoch, definition)
+
+    async def finish_target(self, target: str) -> list[str]:
+        return await self._targets.finish(target)
+
+    async def count(self, target: str) -> int:
+        return await self._targets.count(target)
+
+    async def targets(self, pipeline: str) -> list[str]:
+        return await self._targets.built_by(pipeline)
+
+    async def drop_target(self, target: str) -> None:
+        await self._targets.drop(target)
+
+    async def move_name(self, before: str, after: str, epoch: int) -> None:
+        await self._targets.move(before, after, epoch)
+
+    async def protect(self, target: str, *, is_protected: bool) -> None:
+        await self._targets.protect(target, is_protected=is_protected)
+
+    # Requests.
 
     async def _ask(self, what: str, query: str, body: bytes, headers: Mapping[str, str]) -> HttpResponse:
-        path = f"{self._path}/{what}?{query}"
-        return await self._client.request("POST", path, body=body, headers=headers, timeout_s=self._timeout_s)
+        return await self._engine.ask("POST", f"{self._path}/{what}?{query}", body, headers=headers)
 
 
 def connect(address: Address) -> Sink:

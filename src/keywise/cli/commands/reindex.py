@@ -31,6 +31,9 @@ DeleteOption = Annotated[
     int | None,
     typer.Option("--delete-max", metavar="N", min=0, help="Delete at most so many keys that are gone."),
 ]
+NotifyOption = Annotated[
+    str, typer.Option("--notify", metavar="URL", help="Send a message to this queue or URL when the run has ended.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,7 @@ class StartOptions:
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read the rows here, count what a run would do, and write nothing.")
     ] = False
+    notify: NotifyOption = ""
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the run has ended, or its target has caught up.")] = (
         False
     )
@@ -91,6 +95,7 @@ def start(pipeline: PipelineArgument, *, chosen: StartOptions, options: ActOptio
       keywise reindex start search --wait --app shop:app
       keywise reindex start search --ids keys.txt --app shop:app
       keywise reindex start search --into 'pages-{generation}' --mapping pages.json --app shop:app
+      keywise reindex start search --notify 'https://ops:${TOKEN}@example.com/reindexed' --app shop:app
     """
     if chosen.mapping is not None and not chosen.into:
         refuse("--mapping defines the target of --into; name both")
@@ -106,6 +111,7 @@ def start(pipeline: PipelineArgument, *, chosen: StartOptions, options: ActOptio
         also_removed=chosen.also_removed,
         delete_max=chosen.delete_max,
         is_checked=not chosen.unchecked,
+        notify=chosen.notify,
     )
 
     if chosen.dry_run:

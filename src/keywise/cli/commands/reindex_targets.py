@@ -11,6 +11,7 @@ from keywise.cli.commands.reindex import (
     MOMENTS,
     ActOptions,
     DeleteOption,
+    NotifyOption,
     PipelineArgument,
     perform_on,
     print_step,
@@ -200,6 +201,7 @@ class FullOptions:
     accept_dead: AcceptDeadOption = 0
     pause_max: PauseMaxOption = None
     delete_max: DeleteOption = None
+    notify: NotifyOption = ""
 
     def plan(self) -> FullPlan:
         """Return the plan; exit with status 2 if options do not fit together."""
@@ -211,7 +213,12 @@ class FullOptions:
                 refuse(f"{option} is for a target beside the live one; name it with --into 'NAME-{GENERATION}'")
         older = self.if_older_than
         return FullPlan(
-            run=RunPlan(into=self.into, definition=read_definition(self.mapping), delete_max=self.delete_max),
+            run=RunPlan(
+                into=self.into,
+                definition=read_definition(self.mapping),
+                delete_max=self.delete_max,
+                notify=self.notify,
+            ),
             if_older_than_s=None if older is None else parse_duration(older, "--if-older-than"),
             keep=self.keep or 1,
             accept_dead=self.accept_dead,

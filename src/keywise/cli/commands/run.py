@@ -34,6 +34,7 @@ from keywise.observe.log import (
     still_running,
 )
 from keywise.observe.run_view import View
+from keywise.reindex.notice import is_notice_due
 from keywise.reindex.report import RunReport, report_active_run
 
 _log = logging.getLogger("keywise")
@@ -180,7 +181,11 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View, empty: as
 
 
 async def _has_rows_to_read(pipelines: Sequence[OpenPipeline]) -> bool:
-    """Whether a reindex goes on that needs no operator."""
+    """Whether a reindex goes on that needs no operator, or its notice is still to be sent."""
+    for pipeline in pipelines:
+        run = (await pipeline.control_store.controls()).run
+        if run is not None and pipeline.shard_ledger is not None and is_notice_due(run):
+            return True
     reports = [await report_active_run(pipeline) for pipeline in pipelines]
     if any(one is not None and _goes_on(one) for one in reports):
         return True

@@ -13,6 +13,7 @@ If a promise is broken, it raises `BrokenPromiseError` instead, with the same va
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from keywise.core.errors import AdminError
 from keywise.core.serial.contract import TurnPolicy
 from keywise.core.sink import Grade
 from keywise.core.source import ParkingSource
@@ -58,6 +59,7 @@ from keywise.testing.conformance.sources import (
     SourceBench,
 )
 from keywise.testing.conformance.suspects import SUSPECT_PROMISES
+from keywise.testing.conformance.targets import ALIAS_PROMISES, RENAMING_PROMISES, TARGET_PROMISES
 from keywise.testing.conformance.transactional_queues import TRANSACTIONAL_QUEUE_PROMISES
 from keywise.testing.conformance.transactions import TRANSACTION_PROMISES
 from keywise.testing.conformance.urls import Playground
@@ -210,13 +212,26 @@ async def origin_promises(make: MakeOrigin) -> list[Promise[OriginBench]]:
 
 
 async def sink_promises(make: MakeSink) -> list[Promise[SinkBench]]:
-    """Return the promises of a sink of this grade; a sink that can be read has more."""
+    """Return the promises of a sink of this grade; one that can be read, or whose name can move, has more."""
     async with make() as bench:
         reading = READING_PROMISES if hasattr(bench.sink, "read") else ()
+        moving = TARGET_PROMISES if await _is_movable(bench) else ()
         if bench.transaction is not None:
-            return [*ATOMIC_PROMISES, *reading]
+            return [*ATOMIC_PROMISES, *reading, *moving, *(RENAMING_PROMISES if moving else ())]
         is_conditional = bench.sink.grade is Grade.CONDITIONAL
-    return [*APPLY_PROMISES, *(CONDITIONAL_PROMISES if is_conditional else ()), *reading]
+    conditional = CONDITIONAL_PROMISES if is_conditional else ()
+    return [*APPLY_PROMISES, *conditional, *reading, *moving, *(ALIAS_PROMISES if moving else ())]
+
+
+async def _is_movable(bench: SinkBench) -> bool:
+    """Whether the name of this sink can move. That of some sinks cannot, although others of the class can."""
+    if not hasattr(bench.sink, "current_target"):
+        return False
+    try:
+        await bench.sink.current_target()
+    except AdminError:
+        return False
+    return True
 
 
 @asynccontextmanager

@@ -25,6 +25,8 @@ class SinkBench:
     """For an atomic sink: a transaction of the ledger that shares its database."""
     bad: Change[Any] | None = None
     """A change that this store rejects, if there is one."""
+    another: "SinkBench | None" = None
+    """The same name in the same store, opened again as another process would; for a sink whose name can move."""
     _tokens: int = field(default=0)
 
     async def apply(self, *changes: Change[Any]) -> Sequence[SinkResult]:

@@ -14,6 +14,7 @@ from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import SettingsError
 from keywise.core.serial.contract import TurnPolicy
 from keywise.core.sink import ReadableSink, is_atomic
+from keywise.core.target import MovableSink
 from keywise.core.url import Address, redacted
 from keywise.testing.conformance.benches import RowBench, SharingBench, bench_of
 from keywise.testing.conformance.claims import LedgerBench
@@ -80,7 +81,7 @@ class Playground:
         name, shared = self._name(), dict[tuple[Any, ...], Any]()
         async with AsyncExitStack() as stack:
             source = await self._opened(stack, "sources", name, shared)
-            another = await self._another(stack, "sources", name, shared)
+            another = await self._another(stack, "sources", name, self._others(shared))
             transaction = None
             if source.database is not None:
                 transaction = _connections(await self._ledger(stack, name, shared))
@@ -92,7 +93,7 @@ class Playground:
         name, shared = self._name(), dict[tuple[Any, ...], Any]()
         async with AsyncExitStack() as stack:
             ledger = await self._opened(stack, "ledgers", name, shared, policy)
-            another = await self._another(stack, "ledgers", name, shared, policy)
+            another = await self._another(stack, "ledgers", name, self._others(shared), policy)
             advance = partial(self._bench.move_clock, (ledger, another))
             yield LedgerBench(ledger=ledger, another=another, advance=advance)
 
@@ -101,14 +102,23 @@ class Playground:
         name, shared = self._name(), dict[tuple[Any, ...], Any]()
         async with AsyncExitStack() as stack:
             sink = await self._opened(stack, "sinks", name, shared)
-            recorded = _Recorded(sink)
-            if not is_atomic(sink):
-                yield SinkBench(sink=recorded, content=recorded.content)
-                return
-            ledger = await self._ledger(stack, name, shared)
-            if ledger.database is not sink.database:
-                raise SettingsError(f"no ledger shares the database of the atomic sink {redacted(self.url)}")
-            yield SinkBench(sink=recorded, content=recorded.content, transaction=ledger.transaction)
+            bench = await self._sink_bench(stack, sink, name, shared)
+            if isinstance(sink, MovableSink):
+                others = self._others(shared)
+                another = await self._another(stack, "sinks", name, others)
+                bench.another = await self._sink_bench(stack, another, name, others)
+            yield bench
+
+    async def _sink_bench(
+        self, stack: AsyncExitStack, sink: Any, name: str, shared: dict[tuple[Any, ...], Any]
+    ) -> SinkBench:
+        recorded = _Recorded(sink)
+        if not is_atomic(sink):
+            return SinkBench(sink=recorded, content=recorded.content)
+        ledger = await self._ledger(stack, name, shared)
+        if ledger.database is not sink.database:
+            raise SettingsError(f"no ledger shares the database of the atomic sink {redacted(self.url)}")
+        return SinkBench(sink=recorded, content=recorded.content, transaction=ledger.transaction)
 
     @asynccontextmanager
     async def origin(self, keys: KeyKind) -> AsyncIterator[OriginBench]:
@@ -117,7 +127,7 @@ class Playground:
         async with AsyncExitStack() as stack:
             rows = await stack.enter_async_context(self._bench.rows(Address(self.url, name, shared), keys))
             origin = self._connect("origins", name, shared)
-            another = self._connect("origins", name, shared if self._shares else {})
+            another = self._connect("origins", name, self._others(shared))
             yield OriginBench(origin=origin, another=another, rows=rows)
 
     @asynccontextmanager
@@ -127,7 +137,7 @@ class Playground:
         async with AsyncExitStack() as stack:
             turns = await self._opened(stack, "turns", name, shared, "w1", policy)
             beside = await self._opened(stack, "turns", other, shared, "w1", policy)
-            another = await self._another(stack, "turns", name, shared, "w2", policy)
+            another = await self._another(stack, "turns", name, self._others(shared), "w2", policy)
             advance = partial(self._bench.move_clock, (turns, another))
             yield TurnsBench(turns=turns, another=another, beside=beside, advance=advance, function=name)
 
@@ -153,11 +163,14 @@ class Playground:
     async def _another(
         self, stack: AsyncExitStack, role: str, name: str, shared: dict[tuple[Any, ...], Any], *arguments: Any
     ) -> Any:
-        """Open the same adapter again, with nothing shared, as another process would; a bench may ask to share."""
+        """Open the same adapter again, as another process would; see `_others`."""
         if not self._shares:
-            shared = {}
             await self._bench.prepare(Address(self.url, name, shared), role)
         return await stack.enter_async_context(self._connect(role, name, shared, *arguments))
+
+    def _others(self, shared: dict[tuple[Any, ...], Any]) -> dict[tuple[Any, ...], Any]:
+        """Return what another process shares: nothing, unless the bench asks for it."""
+        return shared if self._shares else {}
 
     def _connect(self, role: str, name: str, shared: dict[tuple[Any, ...], Any], *arguments: Any) -> Any:
         address = _NamedAddress(self.url, name, shared)
