@@ -31,6 +31,8 @@ LEVELS = {
     events.Waiting(pipeline="p", live=1, bulk=2, busy=1, held=1): logging.DEBUG,
     events.Paused(pipeline="p"): logging.INFO,
     events.Resumed(pipeline="p"): logging.INFO,
+    events.TargetSwapped(pipeline="p", before="pages-1", after="pages-2", seconds=0.5): logging.INFO,
+    events.SwapRefused(pipeline="p", generation=2, cause="suspect: 1 keys"): logging.WARNING,
     events.Pruned(pipeline="p", keys=3): logging.INFO,
     events.Alarmed(pipeline="p", cause="no", advice="do"): logging.WARNING,
     events.AlarmCleared(pipeline="p", cause="fresh again"): logging.INFO,
