@@ -35,7 +35,7 @@ from keywise.core.settings import Settings, seconds
 from keywise.core.sink import AtomicSink, Sink, is_atomic
 from keywise.core.source import AckTimeoutSource, LeaseFollowingSource, OutboxSource, Source
 from keywise.core.target import MovableSink
-from keywise.core.url import Address, redacted
+from keywise.core.url import Address, filled, redacted
 from keywise.flow.consumer import Consumer
 from keywise.flow.degraded.journal_files import JournalDirectory
 from keywise.flow.degraded.lazy_ledger import LazyLedger
@@ -544,6 +544,7 @@ class App:
                 refetch=_refetch_of(definition, origin),
                 lookup=definition._lookup,
                 objects=objects,
+                connect_notifier=lambda url: adapters.connect_notifier(self._address(filled(url), f"{name}-notices")),
                 connect_heartbeat=self._connect_heartbeat(name, policy) if work else None,
                 journal_store=journal_store,
                 bulk=definition.bulk,

@@ -17,7 +17,7 @@ from keywise.app import App
 from keywise.core.errors import KeywiseError, SettingsError
 from keywise.core.limits import Debounce, Rate
 from keywise.core.settings import unknown_setting
-from keywise.core.url import EnvFilledUrl, redacted
+from keywise.core.url import filled
 from keywise.options import PIPELINE_WORDS, ObjectOptions, PipelineOptions, Retry
 
 TABLES = {
@@ -125,26 +125,8 @@ def _url(word: str, url: Any) -> str:
     """The URL with its variables filled in; `$${` is a literal `${`."""
     if not isinstance(url, str):
         raise SettingsError(f'{word}: {url!r} is no URL; write for example "sqlite:///shop.db"')
-    values: list[str] = []
-
-    def fill(found: re.Match[str]) -> str:
-        if found[0] == "$${":
-            return "${"
-        name = found[1]
-        if not name:
-            raise SettingsError(
-                f"{word}: in {redacted(url)}, a name and }} have to follow ${{; "
-                "write ${NAME}, or $${ for the text ${"
-            )
-        if name not in os.environ:
-            raise SettingsError(
-                f"{word}: {redacted(url)} needs the environment variable {name}, which is not set; set it"
-            )
-        values.append(os.environ[name])
-        return values[-1]
-
-    filled = re.sub(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)\})?", fill, url)
-    return EnvFilledUrl(filled, url, values) if values else filled
+    with _at(word):
+        return filled(url)
 
 
 def _url_or_object(word: str, value: Any, folder: Path) -> Any:

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import msgspec
 
@@ -13,6 +14,7 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.adapters.memory.origin import MemoryOrigin
 from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.adapters.memory.source import MemorySource
+from keywise.adapters.memory.targets import MemoryStore
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.adapters.sqlite.origin import SqliteOrigin
 from keywise.adapters.sqlite.sink import SqliteSink
@@ -123,12 +125,12 @@ async def sqlite_ledger(policy: LedgerPolicy) -> AsyncIterator[LedgerBench]:
 def memory_sink(grade: Grade, forget_deletions_s: float | None = None):
     @asynccontextmanager
     async def make() -> AsyncIterator[SinkBench]:
-        sink = MemorySink(grade, forget_deletions_s=forget_deletions_s)
-
-        async def content() -> dict[str, bytes]:
-            return {key: stored.body for key, stored in sink.stored.items() if not stored.deleted}
-
-        yield SinkBench(sink=sink, content=content)
+        store = MemoryStore("stock")
+        one, other = (
+            _memory_bench(MemorySink(grade, forget_deletions_s=forget_deletions_s, store=store)) for _ in "12"
+        )
+        one.another = other
+        yield one
 
     return make
 
@@ -136,13 +138,17 @@ def memory_sink(grade: Grade, forget_deletions_s: float | None = None):
 @asynccontextmanager
 async def memory_table() -> AsyncIterator[SinkBench]:
     database = MemoryDatabase()
-    sink = MemoryTable(database, "table")
+    transaction = MemoryLedger(database, "scope", LedgerPolicy()).transaction
+    bench = _memory_bench(MemoryTable(database, "stock"), transaction)
+    bench.another = _memory_bench(MemoryTable(database, "stock"), transaction)
+    yield bench
 
+
+def _memory_bench(sink: MemorySink | MemoryTable, transaction: Any = None) -> SinkBench:
     async def content() -> dict[str, bytes]:
         return {key: stored.body for key, stored in sink.stored.items() if not stored.deleted}
 
-    ledger = MemoryLedger(database, "scope", LedgerPolicy())
-    yield SinkBench(sink=sink, content=content, transaction=ledger.transaction)
+    return SinkBench(sink=sink, content=content, transaction=transaction)
 
 
 def sqlite_sink(columns: tuple[str, ...] = ()):

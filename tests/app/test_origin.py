@@ -231,7 +231,7 @@ def test_a_second_origin_is_refused():
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("redis://host", "no origin understands redis://.*known are: memory, postgres, postgresql, sqlite"),
+        ("redis://host", "no origin understands redis://.*known are: dynamodb, memory, postgres, postgresql, sqlite"),
         ("sqlite:///truth.db?tabel=pages", "unknown option 'tabel'; did you mean table?"),
         ("sqlite:///truth.db?version=v", "unknown option 'version'"),
     ],

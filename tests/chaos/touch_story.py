@@ -14,6 +14,7 @@ import msgspec
 
 import keywise
 from adapters.aws_credentials import CREDENTIALS
+from chaos.fleet import pause
 from keywise.core.clock import boot_time
 from keywise.core.controls import RunState
 from keywise.flow.pipeline import OpenPipeline
@@ -184,7 +185,7 @@ async def _kill_until_ended(
                 tally.kills += 1
                 kill_at = boot_time() + rng.uniform(0.0, 2 * plan.every_s)
             rows_read = now.rows_read
-            await asyncio.sleep(LOOK_S)
+            await asyncio.to_thread(pause, LOOK_S)
         for worker in workers:
             worker.send_signal(signal.SIGTERM)
         for worker in workers:

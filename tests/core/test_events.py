@@ -24,10 +24,15 @@ LEVELS = {
     events.Snoozed(pipeline="p", key="a", wait_s=1.0): logging.DEBUG,
     events.Handled(pipeline="p", keys=("a",), seconds=1.0): logging.DEBUG,
     events.Advanced(pipeline="p", key="a", records=10, read=1000, size=4000): logging.DEBUG,
+    events.ReindexMoved(pipeline="p", generation=1, stage="scanning", shards=3): logging.INFO,
+    events.ShardAdvanced(pipeline="p", shard="shard 000001", generation=1, rows=500, page_rows=250): logging.DEBUG,
+    events.SweepHeld(pipeline="p", generation=1, keys=3, delete_max=1): logging.WARNING,
     events.Repaired(pipeline="p", key="a"): logging.INFO,
     events.Waiting(pipeline="p", live=1, bulk=2, busy=1, held=1): logging.DEBUG,
     events.Paused(pipeline="p"): logging.INFO,
     events.Resumed(pipeline="p"): logging.INFO,
+    events.TargetSwapped(pipeline="p", before="pages-1", after="pages-2", seconds=0.5): logging.INFO,
+    events.SwapRefused(pipeline="p", generation=2, cause="suspect: 1 keys"): logging.WARNING,
     events.Pruned(pipeline="p", keys=3): logging.INFO,
     events.Alarmed(pipeline="p", cause="no", advice="do"): logging.WARNING,
     events.AlarmCleared(pipeline="p", cause="fresh again"): logging.INFO,
@@ -38,6 +43,7 @@ LEVELS = {
     events.LedgerBack(pipeline="p", since=1.0, seconds=5.0): logging.INFO,
     events.MarkedSuspect(pipeline="p", keys=3): logging.WARNING,
     events.Unrepairable(pipeline="p"): logging.WARNING,
+    events.SinkEmpty(pipeline="p", keys=3, advice="do"): logging.WARNING,
     events.SessionLost(pipeline="p", losses=1): logging.WARNING,
     events.CallEnded(pipeline="p", key="a", outcome="done", waited_s=1.0, ran_s=1.0): logging.DEBUG,
     events.CallRefused(pipeline="p", key="a", cause="no"): logging.WARNING,
@@ -50,11 +56,18 @@ LEVELS = {
 }
 
 
+TRIED = [
+    *LEVELS.items(),
+    # An event with a mapping cannot be a key.
+    (events.ReindexEnded(pipeline="p", generation=1, seconds=5.0, counts={"read": 3}, gone=0), logging.INFO),
+]
+
+
 def test_every_event_is_tried_here():
-    assert {type(event) for event in LEVELS} == set(events.Event.__subclasses__())
+    assert {type(event) for event, _ in TRIED} == set(events.Event.__subclasses__())
 
 
-@pytest.mark.parametrize(("event", "level"), LEVELS.items(), ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(("event", "level"), TRIED, ids=lambda value: type(value).__name__)
 def test_a_log_tells_what_a_person_should_read_later(event: events.Event, level: int, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.DEBUG, logger="keywise")
     Log()(event)

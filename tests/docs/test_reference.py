@@ -130,6 +130,7 @@ def line_faults(text: str, sources: str) -> list[str]:
     written = {*re.findall(r'"([a-z ]+)",\s+(?:event\.key|"")', sources), history.ALARM, history.CLEARED}
     written |= set(re.findall(r'record(?:_pause)?\((?:found, )?"([a-z ]+)"', sources))
     written |= set(re.findall(r'^COPIED = "([a-z ]+)"', sources, re.MULTILINE))
+    written |= {f"reindex {what}" for what in re.findall(r'self\._change\(\s*"([a-z]+)"', sources)}
     written |= {"applied", "stale", "duplicate", "superseded", "kept removed"}
     [table] = [part for part in text.split("\n\n") if part.startswith("| line |")]
     told = set(re.findall(r"`([a-z ]+)`", " ".join(row[0] for row in rows(table)[1:])))
@@ -242,7 +243,13 @@ def test_every_event_is_told_with_its_fields():
 def test_every_line_of_the_history_is_told():
     text = page("docs/reference/events.md").text
     commands_that_record = ("cli/commands/dead.py", "cli/commands/objects.py")
-    places = ("observe/history.py", "operate/admin.py", "operate/copy_ledger.py", *commands_that_record)
+    places = (
+        "observe/history.py",
+        "operate/admin.py",
+        "operate/copy_ledger.py",
+        "reindex/admin.py",
+        *commands_that_record,
+    )
     sources = "\n".join((ROOT / "src/keywise" / place).read_text("utf-8") for place in places)
     expect_none(line_faults(text, sources))
     assert line_faults(text.replace("| `pruned` |", "| `prunes` |"), sources) == [

@@ -9,6 +9,7 @@ from keywise.adapters.dynamodb.origin import DynamoOrigin
 from keywise.adapters.dynamodb.sink import DynamoSink
 from keywise.adapters.function.origin import FunctionOrigin
 from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink
+from keywise.adapters.http.notifier import HttpNotifier
 from keywise.adapters.http.sink import HttpSink
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.dump import MemoryLedgerTransfer
@@ -58,6 +59,7 @@ from keywise.core.database import AsyncDatabase, FairWriteDatabase, SingleWriter
 from keywise.core.history import HistoryStore
 from keywise.core.ledger import Ledger, LosesWrites, MarkingLedger, PluggedLedger, TransferableLedger
 from keywise.core.ledger_steps import WorkingSet
+from keywise.core.notifier import Notifier
 from keywise.core.object_store import ObjectStore
 from keywise.core.origin import Origin
 from keywise.core.record import RecordTable
@@ -181,6 +183,9 @@ ALIAS_SINK: tuple[type[AliasSink], ...] = (OpenSearchSink,)
 
 # Origins.
 ORIGIN: tuple[type[Origin], ...] = (MemoryOrigin, SqliteOrigin, PostgresOrigin, DynamoOrigin, FunctionOrigin)
+
+# Notifiers.
+NOTIFIER: tuple[type[Notifier], ...] = (HttpNotifier,)
 
 # Object stores.
 OBJECT_STORE: tuple[type[ObjectStore], ...] = (BucketStore, FolderStore)

@@ -119,6 +119,7 @@ ROLES = {
     "origins": {"Origin"},
     "turns": {"Turns"},
     "stores": {"ObjectStore"},
+    "notifiers": {"Notifier"},
 }
 
 

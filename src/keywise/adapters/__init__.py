@@ -3,13 +3,14 @@
 import difflib
 import importlib
 import importlib.metadata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import AddressError, MissingExtraError, SettingsError
 from keywise.core.ledger import PluggedLedger
+from keywise.core.notifier import Notifier, QueueNotifier
 from keywise.core.object_store import ObjectStore
 from keywise.core.origin import Origin
 from keywise.core.serial.contract import TurnPolicy, Turns
@@ -63,6 +64,7 @@ ADAPTERS = {
         **dict.fromkeys(REDIS, "keywise.adapters.redis.serial.backend"),
     },
     "stores": dict.fromkeys(("s3", "gs", "file", "memory"), "keywise.adapters.obstore.store"),
+    "notifiers": dict.fromkeys(("http", "https"), "keywise.adapters.http.notifier"),
 }
 
 # Packages of `keywise.adapters` that have a client library, with the extra that brings it.
@@ -117,6 +119,16 @@ def connect_store(address: Address) -> ObjectStore:
         return store
 
 
+def connect_notifier(address: Address) -> Notifier:
+    """Make the notifier for an address: a URL that takes requests, or a queue that has a source."""
+    if address.scheme in schemes("sources"):
+        return QueueNotifier(connect_source(address))
+    with _discreet(address):
+        connect = _finder("notifiers", address, address.scheme, also=schemes("sources"))
+        notifier: Notifier = connect(address)
+        return notifier
+
+
 def schemes(role: str) -> dict[str, str]:
     """All schemes of a role, with the module that serves each."""
     points = importlib.metadata.entry_points(group=f"keywise.{role}")
@@ -134,10 +146,12 @@ def _discreet(address: Address) -> Iterator[None]:
         raise type(error)(message) from None
 
 
-def _finder(role: str, address: Address, name: str) -> Callable[..., Any]:
-    known = schemes(role)
-    module = known.get(name)
+def _finder(role: str, address: Address, name: str, also: Iterable[str] = ()) -> Callable[..., Any]:
+    """Return `connect` of the module that serves a name. `also` are names that the caller serves by itself."""
+    modules = schemes(role)
+    module = modules.get(name)
     if module is None:
+        known = {*modules, *also}
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}://?" if near else f"known are: {', '.join(sorted(known))}"
         raise AddressError(f"no {role[:-1]} understands {name}:// in {redacted(address.url)}; {hint}")

@@ -15,6 +15,7 @@ from keywise.cli.commands.pause import pause, resume
 from keywise.cli.commands.prune import prune
 from keywise.cli.commands.reconcile import reconcile
 from keywise.cli.commands.reindex import app as reindex
+from keywise.cli.commands.reindex_targets import drop, rollback, run_fully, swap, verify
 from keywise.cli.commands.repair import repair
 from keywise.cli.commands.reset import reset
 from keywise.cli.commands.run import run
@@ -38,6 +39,9 @@ app = typer.Typer(
 )
 for command in (run, send, status, why, pause, resume, reset, force, remove, repair, reconcile, prune, simulate):
     app.command()(command)
+for command in (verify, swap, rollback, drop):
+    reindex.command()(command)
+reindex.command("run")(run_fully)
 GROUPS = {"dead": dead, "objects": objects, "reindex": reindex, "ledger": ledger, "serial": serial, "check": check}
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)

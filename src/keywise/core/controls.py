@@ -67,10 +67,16 @@ class ReindexRun(msgspec.Struct, frozen=True):
     """The target was live before, so that there are no rows to read: it only has to catch up."""
     swaps: bool = False
     """The operator wants `into` to become the live target as soon as it may."""
+    is_dropped: bool = False
+    """The target beside the live one that this run has left, after its end, was dropped."""
     accept_dead: int = 0
     """With how many dead letters of its rows the swap may take place."""
     pause_max_s: float = PAUSE_MAX_S
     """How long a swap may keep changes waiting."""
+    notify: str = ""
+    """The URL of a queue or a receiver that gets a notice when the run has ended; `${NAME}` stands for a secret."""
+    is_notified: bool = False
+    """The notice was sent."""
 
     @property
     def is_beside(self) -> bool:

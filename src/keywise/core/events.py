@@ -129,7 +129,7 @@ class ReindexMoved(Event, frozen=True, kw_only=True):
 
     generation: int
     stage: str
-    """`scanning` or `sweeping`: the worker takes part. `paused`, `complete` or `cancelled`: it does not."""
+    """`scanning`, `sweeping`, `catching up`: the worker takes part. `paused`, `complete`, `cancelled`: it does not."""
     shards: int
 
 

@@ -1,16 +1,18 @@
-"""Adapter URLs: parse them, check their options, and hide their secrets in messages."""
+"""Adapter URLs: parse them, fill in their variables, check their options, and hide their secrets in messages."""
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from keywise.core.errors import AddressError
+from keywise.core.errors import AddressError, SettingsError
 
 T = TypeVar("T")
 
 HIDDEN_OPTIONS = r"([?&][^=&#]*(?:password|passwd|pwd|token|secret|api_?key|access_?key)[^=&#]*=)[^&#]*"
+_PLACEHOLDER = r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)\})?"
 SECRET_MIN = 4
 """Values from the environment that are shorter than this are not hidden: hiding them would garble messages."""
 
@@ -29,6 +31,33 @@ class EnvFilledUrl(str):
 
     def __repr__(self) -> str:
         return repr(redacted(self))
+
+
+def filled(url: str) -> str:
+    """Return the URL with its `${NAME}` placeholders filled in from the environment; `$${` is a literal `${`."""
+    values: list[str] = []
+
+    def fill(found: re.Match[str]) -> str:
+        if found[0] == "$${":
+            return "${"
+        name = found[1]
+        if not name:
+            raise SettingsError(
+                f"in {redacted(url)}, a name and }} have to follow ${{; write ${{NAME}}, or $${{ for the text ${{"
+            )
+        if name not in os.environ:
+            raise SettingsError(f"{redacted(url)} needs the environment variable {name}, which is not set; set it")
+        values.append(os.environ[name])
+        return values[-1]
+
+    text = re.sub(_PLACEHOLDER, fill, url)
+    return EnvFilledUrl(text, url, values) if values else text
+
+
+def has_secret(url: str) -> bool:
+    """Whether a URL has a password or a secret option in clear text, and not in a placeholder."""
+    hidden = re.sub(_PLACEHOLDER, "***", url)
+    return redacted(hidden) != hidden
 
 
 class Address:

@@ -14,14 +14,16 @@ from keywise.core.backoff import backoff_s
 from keywise.core.clock import Clock, boot_time
 from keywise.core.controls import PLAIN, Controls
 from keywise.core.database import FairWriteDatabase
-from keywise.core.errors import UnavailableError
+from keywise.core.errors import SettingsError, UnavailableError
 from keywise.core.history import HistoryStore, Reporter
 from keywise.core.ledger import Ledger, MarkingLedger, PluggedLedger
 from keywise.core.limits import Debounce, Rate
+from keywise.core.notifier import Notifier
 from keywise.core.origin import Origin
 from keywise.core.settings import Settings
 from keywise.core.sink import AtomicSink, Grade, Sink, is_atomic
 from keywise.core.source import Source
+from keywise.core.url import redacted
 from keywise.flow.availability import Availability
 from keywise.flow.degraded.journal import JournalStore
 from keywise.flow.intake import Intake
@@ -54,6 +56,10 @@ class ObjectWork(Protocol):
         """
 
 
+def _no_notifier(url: str) -> Notifier:
+    raise SettingsError(f"nothing here can connect {redacted(url)}")
+
+
 @dataclass(slots=True, kw_only=True)
 class OpenPipeline:
     """The open parts of a pipeline that one consumer works with. The caller opens and closes them."""
@@ -82,6 +88,8 @@ class OpenPipeline:
     """Reads what a handler's store holds of a key, the body or some of its fields; None if the key is not there."""
     objects: ObjectWork | None = None
     """Set if the keys are objects of a store."""
+    connect_notifier: Callable[[str], Notifier] = _no_notifier
+    """Connects the receiver of a notice by its URL, in which `${NAME}` stands for a variable of the environment."""
     connect_heartbeat: Callable[[], Ledger] | None = None
     """Opens a second connection to the ledger, for a heartbeat in its own thread."""
     bulk: frozenset[int] = frozenset()

@@ -188,6 +188,18 @@ _FORMATTERS: dict[type[events.Event], Callable[[Any], HistoryFields]] = {
         None,
         f"generation {event.generation}: {format_counts(event)}",
     ),
+    events.TargetSwapped: lambda event: (
+        "target swapped",
+        "",
+        None,
+        f"from {event.before} to {event.after}; changes waited {round(event.seconds, 2):g} s",
+    ),
+    events.SwapRefused: lambda event: (
+        "swap refused",
+        "",
+        None,
+        storable(f"generation {event.generation}: {event.cause}"),
+    ),
     events.Pruned: lambda event: ("pruned", "", None, f"{event.keys:,} keys"),
     events.Alarmed: lambda event: (ALARM, "", None, f"{event.cause}; {event.advice}"),
     events.AlarmCleared: lambda event: (CLEARED, "", None, event.cause),

@@ -20,12 +20,13 @@ _OF_STORES = (
     events.Unrepairable,
     events.SinkEmpty,
     events.SweepHeld,
+    events.SwapRefused,
     events.Alarmed,
 )
 _OF_CALLS = (events.CallRefused, events.Overlapped, events.TurnLost, events.SessionLost)
 _WARNINGS = (*_OF_CHANGES, *_OF_STORES, *_OF_CALLS)
 _STATES = (events.Started, events.Paused, events.Resumed, events.Draining, events.Stopped)
-_OF_REINDEXES = (events.ReindexMoved, events.ReindexEnded)
+_OF_REINDEXES = (events.ReindexMoved, events.ReindexEnded, events.TargetSwapped)
 _ENDS = (events.Repaired, events.Available, events.LedgerBack, events.Pruned, events.AlarmCleared)
 _NOTICES = (*_STATES, *_OF_REINDEXES, *_ENDS)
 
@@ -95,6 +96,19 @@ def format_held_sweep(event: events.SweepHeld) -> str:
         f"reindex {event.generation} waits: the origin does not have {event.keys:,} keys of the ledger, and it may "
         f"delete {event.delete_max:,}; to delete them, run keywise reindex resume {event.pipeline} --delete-max "
         f"{event.keys}; to keep them, run keywise reindex cancel {event.pipeline}"
+    )
+
+
+def format_swapped(event: events.TargetSwapped) -> str:
+    """Say that another target is live, and for how long changes waited."""
+    return f"{event.after} is live in place of {event.before}; changes waited {round(event.seconds, 2):g} s"
+
+
+def format_refused_swap(event: events.SwapRefused) -> str:
+    """Say why a swap was refused, and what to do."""
+    return (
+        f"the swap of reindex {event.generation} was refused, and it goes on catching up: {event.cause}; when the "
+        f"cause is gone, run keywise reindex swap {event.pipeline}"
     )
 
 

@@ -31,7 +31,7 @@ RARE = ("removed", "ignored")
 _OF_CHANGES = (events.Failed, events.DeadLettered, events.TookOver, events.ClaimLost)
 _OF_STORES = (events.Unavailable, events.LedgerDown, events.MarkedSuspect, events.Unrepairable, events.SinkEmpty)
 _WARNINGS = (*_OF_CHANGES, *_OF_STORES)
-_OF_REINDEXES = (events.ShardAdvanced, events.ReindexMoved, events.ReindexEnded)
+_OF_REINDEXES = (events.ShardAdvanced, events.ReindexMoved, events.ReindexEnded, events.TargetSwapped)
 
 
 class SlowCall(msgspec.Struct, frozen=True):
@@ -197,7 +197,7 @@ class _Collector:
                 self._change_state(event, now)
             case events.LedgerBack():
                 view.ledger_down = None
-            case events.Alarmed() | events.SweepHeld():
+            case events.Alarmed() | events.SweepHeld() | events.SwapRefused():
                 _note(self._alarms, event, now)
             case _ if isinstance(event, _OF_REINDEXES):
                 view.reindex = _followed(view.reindex, event)

@@ -4,17 +4,18 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from keywise.core.controls import PAUSE_MAX_S, ReindexRun, RunState
+from keywise.core.controls import PAUSE_MAX_S, Controls, ReindexRun, RunState
 from keywise.core.errors import AdminError
 from keywise.core.origin import Origin
 from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, PipelineAdmin
-from keywise.reindex.gate import SAMPLE_KEYS, Gate, GateLine
+from keywise.reindex.gate import SAMPLE_KEYS, Gate, GateResult
+from keywise.reindex.notice import check_receiver
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import report_run
 from keywise.reindex.run_state import replace_run
 from keywise.reindex.shards import ShardLedger
-from keywise.reindex.targets import check_beside, create_beside, drop_beside, open_beside, target_of
+from keywise.reindex.targets import check_beside, create_beside, drop_beside, left_target, open_beside, target_of
 from keywise.reindex.version_check import check_rows, check_versions
 
 
@@ -36,18 +37,19 @@ class ReindexAdmin:
         before, live = controls.run, await check_beside(self.pipeline, controls, plan) if plan.into else ""
         if before is not None and before.state is not RunState.STARTING and _is_same(before, plan):
             return before
-        if before is not None and before.is_active and before.state is not RunState.STARTING:
-            raise AdminError(
-                f"reindex {before.generation} of pipeline {self.pipeline.name!r} is {_state_of(before)}, and one runs "
-                f"at a time; see keywise reindex status {self.pipeline.name}, or end it with keywise reindex cancel "
-                f"{self.pipeline.name}"
-            )
+        self._check_no_other(controls, plan)
+        if plan.notify:
+            await check_receiver(self.pipeline, plan.notify)
         report("dividing the origin into shards")
         shards = await plan.shards(self._origin)
         if plan.is_checked:
             report("comparing versions")
             await check_rows(self.pipeline, self._origin, shards[0])
             await check_versions(self.pipeline, self._origin)
+        if plan.drops_old and (left := left_target(controls)) is not None:
+            report(f"dropping {left[0]}")
+            await self.drop(keeps_target=plan.keeps_old and bool(controls.spare))
+            before = (await self.pipeline.control_store.controls()).run
         run = await self._begin(before, plan, live)
         if run.is_beside:
             report(f"creating {run.into}")
@@ -60,6 +62,22 @@ class ReindexAdmin:
         detail = f"generation {run.generation}, shards: {len(shards):,}{into}"
         await self._admin.record("reindex started", detail=detail)
         return scanning
+
+    def _check_no_other(self, controls: Controls, plan: RunPlan) -> None:
+        """Raise `AdminError` if another run goes on, or a cancelled one has left its target, which nothing would know
+        any more after this start."""
+        run, name = controls.run, self.pipeline.name
+        if run is not None and run.is_active and not _is_same(run, plan):
+            raise AdminError(
+                f"reindex {run.generation} of pipeline {name!r} is {_state_of(run)}, and one runs at a time; see "
+                f"keywise reindex status {name}, or end it with keywise reindex cancel {name}"
+            )
+        left = left_target(controls)
+        if left is not None and not controls.spare and not plan.drops_old:
+            raise AdminError(
+                f"a cancelled run has left {left[0]} beside the live target; drop it first with keywise reindex drop "
+                f"{name}"
+            )
 
     async def _begin(self, before: ReindexRun | None, plan: RunPlan, live: str) -> ReindexRun:
         """Store the run as starting, with its generation: no other start can take the same one."""
@@ -76,6 +94,7 @@ class ReindexAdmin:
             started_at=await self.pipeline.admin.now(),
             by=self._audit_note.who,
             why=self._audit_note.why,
+            notify=plan.notify,
         )
         if not await replace_run(self.pipeline, before, run):
             raise AdminError("another operator has started a run meanwhile; see keywise reindex status")
@@ -121,38 +140,33 @@ class ReindexAdmin:
 
     # Beside the live target.
 
-    async def verify(self, sample_keys: int = SAMPLE_KEYS) -> list[GateLine]:
-        """Return what the gate says of the other target now."""
+    async def verify(
+        self, sample_keys: int = SAMPLE_KEYS, *, accept_dead: int | None = None, pause_max_s: float | None = None
+    ) -> GateResult:
+        """Return what the gate says of the other target now; the limits are those of a swap, or of the last one."""
         run = await self._catching_up()
         report = await report_run(self.pipeline, self._shards)
         assert report is not None, "there is a run"
+        run = _with_limits(run, accept_dead, pause_max_s)
         async with open_beside(self.pipeline, run) as other:
-            return await Gate(self.pipeline, other, self._origin, sample_keys).lines(report)
+            lines = await Gate(self.pipeline, other, self._origin, sample_keys).lines(replace(report, run=run))
+        return GateResult(run, lines)
 
     async def swap(self, accept_dead: int = 0, pause_max_s: float | None = None) -> ReindexRun:
         """Let a worker swap as soon as the gate allows it; the run says whether it still tries to."""
         await self._catching_up()
 
         def wanted(run: ReindexRun) -> ReindexRun:
-            pause_s = run.pause_max_s if pause_max_s is None else pause_max_s
-            return replace(run, swaps=True, accept_dead=accept_dead, pause_max_s=pause_s, is_paused=False)
+            return replace(_with_limits(run, accept_dead, pause_max_s), swaps=True, is_paused=False)
 
-        return await self._change("to be swapped in", wanted)
+        run, is_new = await self._replace("swapped", wanted)
+        if is_new:
+            await self._admin.record("swap wanted", detail=f"generation {run.generation}, to {run.into}")
+        return run
 
     async def rollback(self, pause_max_s: float | None = None) -> ReindexRun:
         """Let the target that was live before catch up, and swap back to it: nothing written since is lost."""
-        controls = await self.pipeline.control_store.controls()
-        run = controls.run
-        if run is not None and run.is_active:
-            raise AdminError(
-                f"reindex {run.generation} of pipeline {self.pipeline.name!r} is {_state_of(run)}; end it first with "
-                f"keywise reindex cancel {self.pipeline.name}"
-            )
-        if run is None or not controls.spare:
-            raise AdminError(
-                f"pipeline {self.pipeline.name!r} has no target to go back to: nothing was swapped, or the old target "
-                "was dropped"
-            )
+        controls = await self.returnable()
         back = ReindexRun(
             controls.spare_generation,
             RunState.CATCHING_UP,
@@ -165,16 +179,39 @@ class ReindexAdmin:
             by=self._audit_note.who,
             why=self._audit_note.why,
         )
-        if not await replace_run(self.pipeline, run, back):
+        if not await replace_run(self.pipeline, controls.run, back):
             raise AdminError("another operator has changed the run meanwhile; see keywise reindex status")
         await self._admin.record("reindex rolled back", detail=f"from {back.live} to {back.into}")
         return back
+
+    async def returnable(self) -> Controls:
+        """Return the controls of a pipeline that has a way back; raise `AdminError` if there is none now."""
+        controls = await self.pipeline.control_store.controls()
+        run = controls.run
+        if run is not None and run.is_active:
+            raise AdminError(
+                f"reindex {run.generation} of pipeline {self.pipeline.name!r} is {_state_of(run)}; end it first with "
+                f"keywise reindex cancel {self.pipeline.name}"
+            )
+        if not controls.spare:
+            raise AdminError(
+                f"pipeline {self.pipeline.name!r} has no target to go back to: nothing was swapped, or the old target "
+                "was dropped"
+            )
+        return controls
 
     async def drop(self, *, keeps_target: bool = False) -> str:
         """Delete the target that is not live, with what the ledger knows of it; return its name.
 
         `keeps_target` leaves it in the store, where keywise can no longer go back to it.
         """
+        target, generation = await self.droppable()
+        await drop_beside(self.pipeline, target, generation, keeps_target=keeps_target)
+        await self._admin.record("target dropped", detail=f"{target}, kept in the store" if keeps_target else target)
+        return target
+
+    async def droppable(self) -> tuple[str, int]:
+        """Return the target that `drop` deletes, and the generation of its scope; raise `AdminError` if it may not."""
         controls = await self.pipeline.control_store.controls()
         run = controls.run
         if run is not None and run.is_active:
@@ -184,15 +221,11 @@ class ReindexAdmin:
             )
         if controls.move is not None:
             raise AdminError("a swap is being called off; try again in some seconds")
-        target = controls.spare or (run.into if run is not None and run.state is RunState.CANCELLED else "")
-        if run is None or not target:
+        if (left := left_target(controls)) is None:
             raise AdminError(
                 f"pipeline {self.pipeline.name!r} has no target beside the live one, so nothing was dropped"
             )
-        generation = controls.spare_generation or run.generation
-        await drop_beside(self.pipeline, target, generation, keeps_target=keeps_target)
-        await self._admin.record("target dropped", detail=target)
-        return target
+        return left
 
     async def _catching_up(self) -> ReindexRun:
         """Return the run, whose target has all rows; raise `AdminError` if that is not so."""
@@ -207,6 +240,13 @@ class ReindexAdmin:
         return run
 
     async def _change(self, what: str, change: Callable[[ReindexRun], ReindexRun]) -> ReindexRun:
+        run, is_new = await self._replace(what, change)
+        if is_new:
+            await self._admin.record(f"reindex {what}", detail=f"generation {run.generation}")
+        return run
+
+    async def _replace(self, what: str, change: Callable[[ReindexRun], ReindexRun]) -> tuple[ReindexRun, bool]:
+        """Change the run that is going on; return it, and whether it was different before."""
         while True:
             run = (await self.pipeline.control_store.controls()).run
             if run is None or not run.is_active:
@@ -216,10 +256,7 @@ class ReindexAdmin:
                 )
             changed = change(run)
             if await replace_run(self.pipeline, run, changed):
-                break
-        if changed != run:
-            await self._admin.record(f"reindex {what}", detail=f"generation {run.generation}")
-        return changed
+                return changed, changed != run
 
 
 async def next_generation(pipeline: OpenPipeline, plan: RunPlan) -> int:
@@ -235,6 +272,12 @@ async def next_generation(pipeline: OpenPipeline, plan: RunPlan) -> int:
     return generation
 
 
+def _with_limits(run: ReindexRun, accept_dead: int | None, pause_max_s: float | None) -> ReindexRun:
+    """The run with the limits of a swap; None leaves one as it is."""
+    dead = run.accept_dead if accept_dead is None else accept_dead
+    return replace(run, accept_dead=dead, pause_max_s=run.pause_max_s if pause_max_s is None else pause_max_s)
+
+
 def _state_of(run: ReindexRun) -> str:
     return "paused" if run.is_paused else run.state.value
 
@@ -242,7 +285,7 @@ def _state_of(run: ReindexRun) -> str:
 def _is_same(run: ReindexRun, plan: RunPlan) -> bool:
     """Whether a plan names a run that exists: a script may start the same generation again after a crash."""
     if run.state is RunState.STARTING:
-        return plan.generation in (None, run.generation)
+        return plan.generation in (None, run.generation) and target_of(plan, run.generation) == run.into
     return plan.generation == run.generation
 
 

@@ -1,4 +1,4 @@
-"""A failed attempt at a shard or at the sweep: it is reported, and tried again later, here or by another worker."""
+"""A failed attempt at a shard, the sweep or the notice: it is reported, and some worker tries again later."""
 
 from keywise.core import events
 from keywise.core.entry import Certainty, Claim

@@ -51,6 +51,8 @@ class BesideWork:
         self._run = run
         self._progress = CatchUpProgress()
         self._tries = 0
+        self._began = 0.0
+        """When the last pass began."""
 
     async def run(self, is_over: Callable[[], bool]) -> None:
         """Catch up until the run ends, is paused, or another worker takes over."""
@@ -97,9 +99,17 @@ class BesideWork:
 
     async def _catch_up_once(self, claim: Claim, catch_up: CatchUp, swap: Swap) -> bool:
         """Do a pass, and swap if the operator wants that; return whether it has swapped."""
-        run = await self._current_run()
-        found, kept = await catch_up.run(run.delete_max), self._progress
-        self._progress = replace(found, steps=kept.steps, refused=kept.refused)
+        run, kept, began = await self._current_run(), self._progress, self._pipeline.clock()
+        found = await catch_up.run(run.delete_max)
+        self._progress = replace(
+            found,
+            steps=self._progress.steps,
+            behind_before=kept.behind,
+            interval_s=began - self._began if kept.passes else 0.0,
+            # What a swap was refused for before does not count against a new one.
+            refused=() if run.swaps and not self._tries else kept.refused,
+        )
+        self._began = began
         await self._keep(claim)
         if run.swaps and run.is_active:
             return await self._swap(claim, run, swap)
@@ -150,11 +160,13 @@ class BesideWork:
             raise OvertakenError
 
     async def _rest(self, is_over: Callable[[], bool]) -> None:
+        """Rest before the next pass, but not longer than until the operator wants the swap."""
         is_wanted = (await self._current_run()).swaps
         rest_s = SWAP_REST_S if is_wanted else min(REST_MAX_S, max(REST_S, 2 * self._progress.seconds))
         until = self._pipeline.clock() + rest_s
         while (left_s := until - self._pipeline.clock()) > 0:
-            if is_over():
+            run = self._pipeline.controls.run
+            if is_over() or (run is not None and run.swaps and not is_wanted):
                 return
             await asyncio.sleep(min(REST_S, left_s))
 

@@ -6,6 +6,7 @@ from contextlib import aclosing
 
 import msgspec
 
+from keywise.core.controls import ReindexRun
 from keywise.core.entry import Entry
 from keywise.core.errors import MalformedError
 from keywise.core.ledger import TransferableLedger
@@ -40,6 +41,27 @@ class GateLine(msgspec.Struct, frozen=True):
         return f"{self.name}: {self.value}{f'; {self.advice}' if self.advice else ''}"
 
 
+class GateResult(msgspec.Struct, frozen=True):
+    """What the gate says of a run."""
+
+    run: ReindexRun
+    lines: Sequence[GateLine]
+
+    @property
+    def failing(self) -> list[GateLine]:
+        return failing(self.lines)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the swap may begin."""
+        return not self.failing
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a line fails that does not hold without an operator."""
+        return any(not line.is_passing for line in self.failing)
+
+
 class Gate:
     """Looks at the other target of a run, and changes nothing but the settings that made its building faster."""
 
@@ -64,6 +86,7 @@ class Gate:
     def _passes(self, report: RunReport) -> list[GateLine]:
         last, run = report.catch_up, report.run
         pause_s = 2 * last.seconds  # A pass, and a comparison of all keys.
+        resume = f"keywise reindex resume {self._live.name} --delete-max {report.gone}"
         failed = "; ".join(f"{key!r}: {cause}" for key, cause in last.failed.items())
         return [
             _line("passes", f"{last.passes:,}", last.passes > 0, "the first one is under way", is_passing=True),
@@ -76,9 +99,9 @@ class Gate:
             ),
             _line(
                 "gone",
-                f"{last.gone:,} keys",
-                not last.gone,
-                f"not in the origin; to delete them: keywise reindex resume {self._live.name} --delete-max {last.gone}",
+                f"{report.gone:,} keys",
+                not report.gone,
+                f"not in the origin; to delete them: {resume}",
             ),
             _line(
                 "not written",

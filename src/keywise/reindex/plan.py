@@ -28,10 +28,16 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     delete_max: int | None = None
     is_checked: bool = True
     """Compare versions of the origin with those of the ledger before the first write."""
+    notify: str = ""
+    """Send a notice to this URL when the run has ended."""
     into: str = ""
     """Fill this target beside the live one; `{generation}` in it stands for the generation of the run."""
     definition: bytes | None = None
     """The operator's definition of that target, such as a mapping; None: like the live one."""
+    drops_old: bool = False
+    """Drop the target that was live before, or that a cancelled run has left, after the checks of rows and versions."""
+    keeps_old: bool = False
+    """Leave the one that was live before in the store then."""
 
     @property
     def is_partial(self) -> bool:

@@ -73,6 +73,12 @@ class RunReport(msgspec.Struct, frozen=True):
     stalled: tuple[ShardReport, ...] = ()
     catch_up: CatchUpProgress = CatchUpProgress()
     """How far the other target of a run beside has come."""
+    target: str = ""
+    """The target that is live since the last swap; empty before the first."""
+    spare: str = ""
+    """The target that was live before the last swap, and can be again."""
+    is_moving: bool = False
+    """The barrier of a swap is up, so that changes wait."""
 
     @property
     def rows_read(self) -> int:
@@ -103,8 +109,8 @@ class RunReport(msgspec.Struct, frozen=True):
 
 async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport | None:
     """Report the last run of a pipeline; None if there was none."""
-    run = (await pipeline.control_store.controls()).run
-    if run is None:
+    controls = await pipeline.control_store.controls()
+    if (run := controls.run) is None:
         return None
     now, counts = await pipeline.admin.now(), Counter[str]()
     read = begun = postponed = holders = 0
@@ -145,7 +151,7 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
         dict(+counts),
         rows_expected(progresses),
         max(0.0, ended_at - run.started_at),
-        (catch_up.gone if run.is_beside else sweep.gone) if run.is_active else 0,
+        _needing_consent(run, catch_up.gone if run.is_beside else sweep.gone),
         postponed,
         sweep.counts,
         max(0.0, now - moved_at),
@@ -153,6 +159,9 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
         tuple(working[:SHOWN_MAX]),
         tuple(stalled[:SHOWN_MAX]),
         catch_up,
+        controls.target,
+        controls.spare,
+        controls.move is not None,
     )
 
 
@@ -167,6 +176,12 @@ async def report_active_run(pipeline: OpenPipeline) -> RunReport | None:
 
 def _is_held(entry: Entry, now: float) -> bool:
     return entry.token != 0 and now < entry.lease_until
+
+
+def _needing_consent(run: ReindexRun, gone: int) -> int:
+    """How many of these gone keys the operator has not allowed to delete yet."""
+    is_allowed = run.delete_max is not None and gone <= run.delete_max
+    return gone if run.is_active and not is_allowed else 0
 
 
 def _sweep_of(entry: Entry, run: ReindexRun) -> SweepProgress:

@@ -24,6 +24,8 @@ SHARDS = "/reindex"
 """The scope of the shards is the name of their pipeline with this behind it."""
 SWEEP = "sweep"
 """The key of the last part of a run, which looks up what the scan has not met."""
+NOTICE = "notice"
+"""The key of the message that a run has ended."""
 CATCH_UP = "catch up"
 """The key of the work on a run beside the live target, from its last row to the swap. It is never committed."""
 SHARD, POSTPONED = "shard", "row"
@@ -100,6 +102,10 @@ class SweepProgress(msgspec.Struct, frozen=True):
         return Position(self.steps, msgspec.json.encode(self))
 
 
+BEHIND_FEW = 100
+"""A pass over so few keys counts as short, also if it is not shorter than the pass before."""
+
+
 class CatchUpProgress(msgspec.Struct, frozen=True):
     """What the last pass has found, and why the last try to swap has failed."""
 
@@ -109,6 +115,10 @@ class CatchUpProgress(msgspec.Struct, frozen=True):
     """How many keys with a row the live target has."""
     behind: int = 0
     """At how many keys the targets differed."""
+    behind_before: int = 0
+    """At how many keys they differed in the pass before."""
+    interval_s: float = 0.0
+    """How long after the pass before this one began; 0 for the first one."""
     lagging: int = 0
     """How many of them wait for the origin: it has an older row than the live target, or none."""
     stuck: int = 0
@@ -129,6 +139,21 @@ class CatchUpProgress(msgspec.Struct, frozen=True):
     @property
     def position(self) -> Position:
         return Position(self.steps, msgspec.json.encode(self))
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether the passes get shorter, or have little to write."""
+        return self.behind < max(self.behind_before, BEHIND_FEW)
+
+    @property
+    def live_per_s(self) -> float:
+        """How many keys the live changes bring out of step, at the speed of the last passes."""
+        return self.behind / self.interval_s if self.interval_s > 0 else 0.0
+
+    @property
+    def written_per_s(self) -> float:
+        """How many keys the last pass has brought into step."""
+        return self.behind / self.seconds if self.seconds > 0 else 0.0
 
 
 class ShardLedger:

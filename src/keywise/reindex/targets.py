@@ -4,14 +4,16 @@ from contextlib import AbstractAsyncContextManager
 
 from msgspec.structs import replace
 
-from keywise.core.controls import Controls, ReindexRun
+from keywise.core.controls import Controls, ReindexRun, RunState
 from keywise.core.errors import AdminError
 from keywise.core.ledger import TransferableLedger
-from keywise.core.target import AliasSink, MovableSink, TargetNote
+from keywise.core.target import AliasSink, MovableSink, RenamingSink, TargetNote
 from keywise.flow.pipeline import OpenPipeline
 from keywise.reindex.plan import RunPlan
 
 GENERATION = "{generation}"
+FIRST = "_0"
+"""A table has the name of the sink while it is live. The first one has this behind it from the first swap on."""
 
 
 def target_of(plan: RunPlan, generation: int) -> str:
@@ -32,7 +34,7 @@ async def check_beside(pipeline: OpenPipeline, controls: Controls, plan: RunPlan
             f"pipeline {name!r} is in era {controls.era}, and the store compares versions only; build the new target "
             "as a pipeline of its own"
         )
-    if controls.spare:
+    if controls.spare and not plan.drops_old:
         raise AdminError(
             f"pipeline {name!r} can still go back to {controls.spare}; drop it first with keywise reindex drop {name}"
         )
@@ -42,10 +44,23 @@ async def check_beside(pipeline: OpenPipeline, controls: Controls, plan: RunPlan
             f"the name of the sink stands for {current}, and keywise has let it stand for {controls.target}; it was "
             "moved by other means, so move it back"
         )
-    live = controls.target or current
-    if plan.into == live:
-        raise AdminError(f"{live} is the live target; name a new one")
+    live = controls.target or (f"{current}{FIRST}" if isinstance(sink, RenamingSink) else current)
+    if plan.into in (live, current):
+        raise AdminError(f"{plan.into} is the live target; name a new one")
     return live
+
+
+def left_target(controls: Controls) -> tuple[str, int] | None:
+    """Return the target beside the live one that no run fills, and the generation of its scope; None if there is none.
+
+    It was live before the last swap, or a cancelled run has left it.
+    """
+    run = controls.run
+    if controls.spare:
+        return controls.spare, controls.spare_generation
+    if run is not None and run.state is RunState.CANCELLED and run.into and not run.is_dropped:
+        return run.into, run.generation
+    return None
 
 
 async def create_beside(pipeline: OpenPipeline, run: ReindexRun, definition: bytes | None) -> None:
@@ -62,14 +77,33 @@ async def create_beside(pipeline: OpenPipeline, run: ReindexRun, definition: byt
 async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, keeps_target: bool) -> None:
     """Forget a target that is not live, which the run of that generation has filled; delete it unless it is kept."""
     sink, store = needs_targets(pipeline), pipeline.control_store
-    while (before := await store.controls()).spare:
-        await store.replace_controls(before, replace(before, spare="", spare_generation=0))
-    if not keeps_target:
-        await sink.drop_target(target)
+    while left_target(before := await store.controls()) == (target, generation):
+        assert before.run is not None, "a run has filled it"
+        dropped = replace(before.run, is_dropped=True)
+        await store.replace_controls(before, replace(before, spare="", spare_generation=0, run=dropped))
     assert pipeline.open_target is not None, "a run beside has started"
+    # Before the target is deleted, because a sink that is opened may create its target.
     async with pipeline.open_target(target, generation) as other:
         assert isinstance(other.ledger, TransferableLedger), "a run starts only on a ledger that can list its entries"
         await other.ledger.transfer.clear()
+    if not keeps_target:
+        await sink.drop_target(target)
+
+
+async def drop_old(pipeline: OpenPipeline, keep: int) -> list[str]:
+    """Delete the oldest targets that runs of this pipeline have built, but for the newest ones; return their names.
+
+    `keep` is how many of them stay, with the one that can be live again. The live one always stays.
+    """
+    sink, controls = needs_targets(pipeline), await pipeline.control_store.controls()
+    run = controls.run
+    filled = run.into if run is not None and run.is_active else ""
+    stay = {await sink.current_target(), controls.target, controls.spare, filled}
+    old = [target for target in await sink.targets(pipeline.name) if target not in stay]
+    dropped = old[: max(0, len(old) - max(0, keep - bool(controls.spare)))]
+    for target in dropped:
+        await sink.drop_target(target)
+    return dropped
 
 
 def open_beside(pipeline: OpenPipeline, run: ReindexRun) -> AbstractAsyncContextManager[OpenPipeline]:

@@ -17,7 +17,7 @@ from keywise.core import events
 from keywise.core.change import Delivery
 from keywise.core.controls import ReindexRun, RunState
 from keywise.core.entry import Certainty, Claim, Refusal
-from keywise.core.errors import ThrottledError, UnavailableError
+from keywise.core.errors import DatabaseError, ThrottledError, UnavailableError
 from keywise.core.ledger import Failure
 from keywise.core.origin import Origin, Page
 from keywise.flow.availability import Availability
@@ -26,6 +26,7 @@ from keywise.flow.handover import HandoverQueue
 from keywise.flow.pipeline import LEDGER, OpenPipeline
 from keywise.reindex.attempts import report_failure
 from keywise.reindex.beside import BesideWork
+from keywise.reindex.notice import is_notice_due, send_notice
 from keywise.reindex.plan import check_page
 from keywise.reindex.row_events import RowEvents
 from keywise.reindex.rows import RowReader, row_deliveries
@@ -35,6 +36,8 @@ from keywise.reindex.sweep import ORIGIN, Sweep
 
 HELD_LOOK_S = 600.0
 """How often a worker repeats a sweep that waits for the operator."""
+LOST_LOOK_S = 30.0
+"""How often a worker looks for a target that is not there."""
 LOOK_S = 1.0
 """How often a worker looks for a run, and for shards that another worker has let go."""
 SHARDS_AT_ONCE = 2
@@ -62,6 +65,8 @@ class ReindexWorker:
         """The generation and the stage of the run that was last reported."""
         self._held: tuple[ReindexRun, float] | None = None
         """A run whose sweep waits for the operator, and when this worker looks again by itself."""
+        self._lost_target = ""
+        """Why the other target of a run cannot be used, as it was last reported."""
 
     def stop(self) -> None:
         """Read no more pages, and give the shards to other workers where they are."""
@@ -76,6 +81,8 @@ class ReindexWorker:
                 # A swap whose worker has died is ended even if the run was cancelled meanwhile.
                 if controls.move is not None or (_is_at_work(run) and not self._is_held(run)):
                     await self._take_part(run)
+                elif is_notice_due(run):
+                    await self._send_notice(run)
             await self._rest(LOOK_S)
 
     def _report_stage(self, run: ReindexRun) -> None:
@@ -109,6 +116,23 @@ class ReindexWorker:
                     await self._write_rows(run, other)
                 else:
                     await self._catch_up(run, other)
+        except UnavailableError as error:
+            await self._pipeline.back_off(LEDGER, error, 1)
+        except DatabaseError as error:
+            await self._report_lost_target(run, error)
+
+    async def _report_lost_target(self, run: ReindexRun, error: DatabaseError) -> None:
+        """Say that the other target cannot be used, once: it was dropped or changed by other means."""
+        cause = f"{run.into}: {error}"
+        if cause != self._lost_target:
+            self._lost_target = cause
+            advice = f"end the run with keywise reindex cancel {self._pipeline.name}, and build the target again"
+            self._pipeline.emit(events.Alarmed(pipeline=self._pipeline.name, cause=cause, advice=advice))
+        await self._rest(LOST_LOOK_S)
+
+    async def _send_notice(self, run: ReindexRun) -> None:
+        try:
+            await send_notice(self._pipeline, self._shards, run)
         except UnavailableError as error:
             await self._pipeline.back_off(LEDGER, error, 1)
 

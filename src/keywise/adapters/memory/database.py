@@ -14,6 +14,7 @@ from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry
 from keywise.core.history import HistoryRecord
+from keywise.core.target import TargetNote
 
 TOKEN_NONCE_BITS = 24
 
@@ -60,6 +61,8 @@ class MemoryDatabase:
         self.bells: dict[str, asyncio.Event] = {}
         """By the name of a queue: rung when something is sent to it, by whomever."""
         self.tables: dict[str, dict[Any, Any]] = {}
+        self.targets: dict[tuple[str, str], tuple[TargetNote | None, bool]] = {}
+        """By the names of a sink and of a target: the run that has built it, and whether it is live."""
         self.lines: dict[str, Any] = {}
         """Requests of serial functions, by the name of the function."""
         self.turn_bells: dict[str, list[asyncio.Event]] = {}

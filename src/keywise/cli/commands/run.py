@@ -24,9 +24,18 @@ from keywise.core.errors import KeywiseError, UnavailableError
 from keywise.core.source import Backlog, backlog_of
 from keywise.flow.pipeline import OpenPipeline
 from keywise.observe.history import format_counts
-from keywise.observe.log import Log, format_empty, format_held_sweep, some_keys, still_running
+from keywise.observe.log import (
+    Log,
+    format_empty,
+    format_held_sweep,
+    format_refused_swap,
+    format_swapped,
+    some_keys,
+    still_running,
+)
 from keywise.observe.run_view import View
-from keywise.reindex.report import report_active_run
+from keywise.reindex.notice import is_notice_due
+from keywise.reindex.report import RunReport, report_active_run
 
 _log = logging.getLogger("keywise")
 
@@ -172,9 +181,24 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View, empty: as
 
 
 async def _has_rows_to_read(pipelines: Sequence[OpenPipeline]) -> bool:
-    """Whether a reindex goes on that needs no operator."""
+    """Whether a reindex goes on that needs no operator, or its notice is still to be sent."""
+    for pipeline in pipelines:
+        run = (await pipeline.control_store.controls()).run
+        if run is not None and pipeline.shard_ledger is not None and is_notice_due(run):
+            return True
     reports = [await report_active_run(pipeline) for pipeline in pipelines]
-    return any(not (one.run.is_paused or one.gone or one.run.state is RunState.STARTING) for one in reports if one)
+    if any(one is not None and _goes_on(one) for one in reports):
+        return True
+    # A swap whose run was cancelled has to be called off by a worker.
+    return any([(await pipeline.control_store.controls()).move is not None for pipeline in pipelines])
+
+
+def _goes_on(report: RunReport) -> bool:
+    """Whether workers bring a reindex further without the operator. A target that has caught up waits for a swap."""
+    run = report.run
+    if run.is_paused or report.gone or run.state is RunState.STARTING:
+        return False
+    return run.swaps or run.state is not RunState.CATCHING_UP or not report.catch_up.passes
 
 
 async def _open_when_reachable(app: App, name: str, stack: AsyncExitStack) -> OpenPipeline:
@@ -244,9 +268,9 @@ def _without_announced(observer: events.Observer) -> events.Observer:
 
 def _announce(event: events.Event) -> None:
     line = _announcement(event)
-    if line and isinstance(event, events.Stopped | events.SinkEmpty | events.SweepHeld):
+    if line and isinstance(event, events.Stopped | events.SinkEmpty | events.SweepHeld | events.SwapRefused):
         _log.warning("%s", plain(line))
-    elif line and isinstance(event, events.ReindexMoved | events.ReindexEnded):
+    elif line and isinstance(event, events.ReindexMoved | events.ReindexEnded | events.TargetSwapped):
         _log.info("%s", plain(line))
     elif line:
         print(plain(line), file=sys.stderr, flush=True)
@@ -278,6 +302,10 @@ def _announcement(event: events.Event) -> str:
         case events.ReindexEnded():
             ended = f"reindex {event.generation} is complete after {duration(event.seconds)}"
             return f"{event.pipeline}: {ended}: {format_counts(event)}"
+        case events.TargetSwapped():
+            return f"{event.pipeline}: {format_swapped(event)}"
+        case events.SwapRefused():
+            return f"{event.pipeline}: {format_refused_swap(event)}"
         case events.Stopped(changes=changes) if changes:
             running, again = still_running(event)
             return f"{event.pipeline} stopped while {running}, because the time of `drain` was over; {again}"

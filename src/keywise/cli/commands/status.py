@@ -11,9 +11,9 @@ import typer
 from keywise.app import App
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, choose_pipelines, load, warn_if_in_memory
 from keywise.cli.commands.pause import named
-from keywise.cli.commands.reindex import progress_text, waiting_texts
 from keywise.cli.live.watch import EveryOption, WatchOption, watch_or_once
 from keywise.cli.output import count, moment, print_error, print_json, print_line, print_table, size
+from keywise.cli.run_text import progress_text, waiting_texts
 from keywise.core.controls import Pause
 from keywise.core.errors import DatabaseError, KeywiseError, UnavailableError
 from keywise.core.url import redacted
@@ -47,6 +47,10 @@ class Found(msgspec.Struct, frozen=True):
     """How many keys should be in the sink, if it is empty."""
     advice: str
     """How to fill it."""
+    live: str = ""
+    """The target that is live since the last swap; empty if there was none."""
+    spare: str = ""
+    """The target that was live before, and can be again."""
 
 
 def status(
@@ -98,7 +102,13 @@ def _look(app: App, names: list[str], json: bool) -> tuple[list[Found], list[Unr
 
 def _figures_json(one: Found) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(one.figures)
-    parts: dict[str, Any] = {"objects": one.objects, "reindex": one.reindex, "keys_missing": one.keys_missing or None}
+    parts: dict[str, Any] = {
+        "objects": one.objects,
+        "reindex": one.reindex,
+        "keys_missing": one.keys_missing or None,
+        "live": one.live or None,
+        "spare": one.spare or None,
+    }
     return fields | {name: msgspec.to_builtins(part) for name, part in parts.items() if part is not None}
 
 
@@ -110,7 +120,9 @@ async def _gathered(app: App, names: list[str]) -> tuple[list[Found], list[Unrea
             async with app.open(name, work=False, unreached=away) as pipeline:
                 figures = await figures_of(pipeline, time.time(), away)
                 objects, reindex = await object_figures_of(pipeline), await report_active_run(pipeline)
-                found.append(Found(figures, objects, reindex, await keys_missing(pipeline), advice_of(pipeline)))
+                missing, controls = await keys_missing(pipeline), await pipeline.control_store.controls()
+                targets = controls.target, controls.spare
+                found.append(Found(figures, objects, reindex, missing, advice_of(pipeline), *targets))
         except (UnavailableError, DatabaseError) as error:
             settings = app.pipelines[name].settings
             errors.append(error)
@@ -195,6 +207,11 @@ def _object_notes(objects: ObjectFigures | None) -> Iterator[str]:
 def _reindex_notes(one: Found) -> Iterator[str]:
     """Yield how far a reindex has come, why it waits, and whether the sink needs one."""
     report = one.reindex
+    if report is None and one.spare:
+        yield (
+            f"{one.live} is live since the last swap, and {one.spare} is kept: go back with keywise reindex rollback "
+            f"{one.figures.pipeline}, or delete it with keywise reindex drop {one.figures.pipeline}"
+        )
     if report is not None:
         yield progress_text(report)
         for text in waiting_texts(one.figures.pipeline, report):

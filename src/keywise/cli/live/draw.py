@@ -7,7 +7,7 @@ from rich.text import Text
 
 from keywise.cli.output import count, duration, plain, size, stamp
 from keywise.core import events
-from keywise.observe.log import described, format_empty, format_held_sweep
+from keywise.observe.log import described, format_empty, format_held_sweep, format_refused_swap
 from keywise.observe.run_view import RARE, WINDOW_S, Notice, ObjectProgress, PipelineView, ReindexProgress
 
 SLOW_SHOWN = 3
@@ -191,6 +191,8 @@ def _format_event(event: events.Event) -> str:
             return f"{format_empty(event)}; {_cause(event.advice)}"
         case events.SweepHeld():
             return format_held_sweep(event)
+        case events.SwapRefused():
+            return _cause(format_refused_swap(event))
         case events.Alarmed():
             return f"{_cause(event.cause)}; {_cause(event.advice)}"
     return plain(described(event))

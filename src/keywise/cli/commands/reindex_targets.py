@@ -1,0 +1,356 @@
+"""The commands of `keywise reindex` on a target beside the live one: verify it, swap it in, go back, and drop it."""
+
+from dataclasses import dataclass
+from typing import Annotated, NoReturn
+
+import msgspec
+import typer
+
+from keywise.cli.admin_options import YesOption, audit_note, confirm
+from keywise.cli.commands.reindex import (
+    MOMENTS,
+    ActOptions,
+    DeleteOption,
+    NotifyOption,
+    PipelineArgument,
+    perform_on,
+    print_step,
+    read_definition,
+    reindex_admin,
+)
+from keywise.cli.options import grouped, parse_duration
+from keywise.cli.output import count, duration, fail, plain, print_error, print_json, print_line, print_table, refuse
+from keywise.cli.run_text import showing_run
+from keywise.core.controls import PAUSE_MAX_S, ReindexRun
+from keywise.operate.admin import PipelineAdmin
+from keywise.reindex.admin import needs_origin
+from keywise.reindex.full_run import FullPlan, FullResult, FullRun
+from keywise.reindex.gate import SAMPLE_KEYS, GateLine, GateResult
+from keywise.reindex.plan import RunPlan
+from keywise.reindex.report import RunReport
+from keywise.reindex.run_watch import RunWatch, refusal_of
+from keywise.reindex.targets import GENERATION
+
+ALL_KEYS = 2**62
+"""As many keys as a sample of all of them has at the most."""
+PauseMaxOption = Annotated[
+    str | None,
+    typer.Option("--pause-max", metavar="DURATION", help=f"How long changes may wait; else {PAUSE_MAX_S:g}s."),
+]
+AcceptDeadOption = Annotated[
+    int, typer.Option("--accept-dead", metavar="N", min=0, help="Swap although so many rows are missing.")
+]
+NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Do not wait until the swap is decided.")]
+
+
+@grouped
+def verify(
+    pipeline: PipelineArgument,
+    *,
+    sample: Annotated[
+        str, typer.Option("--sample", metavar="N", help="Compare so many keys with the origin, or all.")
+    ] = str(SAMPLE_KEYS),
+    options: ActOptions,
+) -> None:
+    """Check line by line what must hold before a swap.
+
+    These lines are the gate. Exits with status 1 if one of them does not hold, and says what to do.
+
+    \b
+    Example:
+      keywise reindex verify search --app shop:app
+      keywise reindex verify search --sample all --app shop:app
+    """
+    keys = _sample_keys(sample)
+    name, gate = perform_on(pipeline, options, lambda admin: reindex_admin(admin, options).verify(keys))
+    if options.json:
+        _print_gate_json(name, gate)
+    else:
+        _print_gate(name, gate)
+    if not gate.is_open:
+        raise typer.Exit(1)
+
+
+@grouped
+def swap(
+    pipeline: PipelineArgument,
+    *,
+    accept_dead: AcceptDeadOption = 0,
+    pause_max: PauseMaxOption = None,
+    no_wait: NoWaitOption = False,
+    yes: YesOption = False,
+    options: ActOptions,
+) -> None:
+    """Let the target that was built become the live one.
+
+    A worker does it as soon as the gate allows it: it lets changes wait for some seconds, copies the last of them, and
+    moves the name. If the gate refuses for good, nothing is done, and the exit status is 1. Ctrl-C ends the wait, and
+    not the swap.
+
+    \b
+    Example:
+      keywise reindex swap search --yes --app shop:app
+      keywise reindex swap search --accept-dead 3 --pause-max 10s --why 'ticket 7' --app shop:app
+    """
+    pause_s = _pause_s(pause_max)
+
+    async def act(admin: PipelineAdmin) -> tuple[RunReport | GateResult | None, str]:
+        reindex = reindex_admin(admin, options)
+        gate = await reindex.verify(accept_dead=accept_dead, pause_max_s=pause_s)
+        if gate.is_refused:
+            return gate, ""
+        run = gate.run
+        confirm(
+            f"Let {admin.pipeline.name} stand for {run.into} instead of {run.live}? Changes wait for up to "
+            f"{duration(run.pause_max_s)}.",
+            yes=yes,
+        )
+        run = await reindex.swap(accept_dead, pause_s)
+        return (None, "") if no_wait else await _until_decided(admin, run)
+
+    name, (found, swapped) = perform_on(pipeline, options, act)
+    if isinstance(found, GateResult):
+        _refuse_by_gate(name, found, json=options.json)
+    _print_swap(name, found, swapped, json=options.json)
+
+
+@grouped
+def rollback(
+    pipeline: PipelineArgument,
+    *,
+    pause_max: PauseMaxOption = None,
+    no_wait: NoWaitOption = False,
+    yes: YesOption = False,
+    options: ActOptions,
+) -> None:
+    """Go back to the target that was live before.
+
+    What was written since the swap is copied to it first, so nothing is lost.
+
+    \b
+    Example:
+      keywise reindex rollback search --why 'the new mapping finds nothing' --app shop:app
+    """
+    pause_s = _pause_s(pause_max)
+
+    async def act(admin: PipelineAdmin) -> tuple[RunReport | None, str]:
+        reindex = reindex_admin(admin, options)
+        controls = await reindex.returnable()
+        confirm(
+            f"Let {admin.pipeline.name} stand for {controls.spare} again, instead of {controls.target}?",
+            yes=yes,
+        )
+        run = await reindex.rollback(pause_s)
+        return (None, "") if no_wait else await _until_decided(admin, run)
+
+    name, (found, swapped) = perform_on(pipeline, options, act)
+    _print_swap(name, found, swapped, json=options.json)
+
+
+@grouped
+def drop(
+    pipeline: PipelineArgument,
+    *,
+    keep_target: Annotated[
+        bool, typer.Option("--keep-target", help="Forget the target, and leave it in its store.")
+    ] = False,
+    yes: YesOption = False,
+    options: ActOptions,
+) -> None:
+    """Delete the target that was live before.
+
+    There is no way back to it then. After a cancelled run, it deletes the target that the run has left.
+
+    \b
+    Example:
+      keywise reindex drop search --yes --app shop:app
+      keywise reindex drop search --keep-target --app shop:app
+    """
+
+    async def act(admin: PipelineAdmin) -> str:
+        reindex = reindex_admin(admin, options)
+        target, _ = await reindex.droppable()
+        confirm(f"{'Forget' if keep_target else 'Delete'} {target}? There is no way back to it then.", yes=yes)
+        return await reindex.drop(keeps_target=keep_target)
+
+    name, target = perform_on(pipeline, options, act)
+    if options.json:
+        print_json({"pipeline": name, "dropped": target, "is_kept": keep_target})
+    else:
+        print(plain(f"{'forgot' if keep_target else 'deleted'} {target} of {name}"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullOptions:
+    """What `run` does, and within which limits."""
+
+    into: Annotated[
+        str,
+        typer.Option("--into", metavar="NAME", help="Fill this target, and swap it in; {generation} has to be in it."),
+    ] = ""
+    mapping: Annotated[
+        str | None, typer.Option("--mapping", metavar="FILE", help="The definition of that target, such as a mapping.")
+    ] = None
+    if_older_than: Annotated[
+        str | None,
+        typer.Option("--if-older-than", metavar="DURATION", help="Only if the last run ended so long ago, as in 7d."),
+    ] = None
+    keep: Annotated[
+        int | None, typer.Option("--keep", metavar="N", min=1, help="How many old targets stay; else 1, the last one.")
+    ] = None
+    accept_dead: AcceptDeadOption = 0
+    pause_max: PauseMaxOption = None
+    delete_max: DeleteOption = None
+    notify: NotifyOption = ""
+
+    def plan(self) -> FullPlan:
+        """Return the plan; exit with status 2 if options do not fit together."""
+        if self.into and GENERATION not in self.into:
+            refuse(f"--into {self.into}: each run fills a target of its own, so write {GENERATION} into its name")
+        only_into = {"--mapping": self.mapping, "--keep": self.keep, "--pause-max": self.pause_max}
+        for option, value in (only_into | {"--accept-dead": self.accept_dead or None}).items():
+            if value is not None and not self.into:
+                refuse(f"{option} is for a target beside the live one; name it with --into 'NAME-{GENERATION}'")
+        older = self.if_older_than
+        return FullPlan(
+            run=RunPlan(
+                into=self.into,
+                definition=read_definition(self.mapping),
+                delete_max=self.delete_max,
+                notify=self.notify,
+            ),
+            if_older_than_s=None if older is None else parse_duration(older, "--if-older-than"),
+            keep=self.keep or 1,
+            accept_dead=self.accept_dead,
+            pause_max_s=_pause_s(self.pause_max),
+        )
+
+
+@grouped
+def run_fully(pipeline: PipelineArgument, *, chosen: FullOptions, options: ActOptions) -> None:
+    """Rebuild and swap in one command, for cron.
+
+    It starts a run into a new target, waits for it, verifies it, swaps it in, and deletes old targets. Without --into
+    it is a run in place that waits. Repeat the command after a crash: it goes on with the run that it finds. The exit
+    status is 0 if it is done, or not due yet, and 1 if it was refused, cancelled, or needs you.
+
+    \b
+    Example:
+      keywise reindex run search --into 'pages-{generation}' --if-older-than 7d --keep 2 --app shop:app
+      keywise reindex run search --delete-max 100 --app shop:app
+    """
+    plan = chosen.plan()
+
+    async def act(admin: PipelineAdmin) -> FullResult:
+        with showing_run() as show:
+            return await FullRun(admin, audit_note(options.who, options.why), plan, show, print_step).run()
+
+    name, result = perform_on(pipeline, options, act)
+    if options.json:
+        print_json({"pipeline": name, **msgspec.to_builtins(result)}, moments=MOMENTS)
+    else:
+        for line in _result_lines(name, result):
+            print(plain(line))
+
+
+async def _until_decided(admin: PipelineAdmin, run: ReindexRun) -> tuple[RunReport, str]:
+    """Wait until a worker has swapped, or the swap was refused; return what the history says of it, too."""
+    _, shards = needs_origin(admin.pipeline)
+    with showing_run() as show:
+        watch = RunWatch(admin.pipeline, shards, run, show)
+        report = await watch.until_decided()
+        return report, "" if refusal_of(admin.pipeline.name, report) else await watch.swap_record()
+
+
+def _print_swap(name: str, report: RunReport | None, swapped: str, *, json: bool) -> None:
+    """Print that a target is live, or why it is not; exit with status 1 then. Without a report nothing is known yet."""
+    if report is None:
+        if json:
+            print_json({"pipeline": name, "is_live": None})
+        else:
+            print(plain(f"a worker swaps as soon as it can; see keywise reindex status {name}"))
+        return
+    refusal = refusal_of(name, report)
+    if json:
+        print_json(
+            {
+                "pipeline": name,
+                "is_live": not refusal,
+                **msgspec.to_builtins(report.run),
+                "target": report.target,
+                "spare": report.spare,
+                "refused": report.catch_up.refused if refusal else [],
+                "swapped": swapped,
+            },
+            moments=MOMENTS,
+        )
+    if refusal:
+        fail(refusal)
+    if not json:
+        print(plain(_live_line(name, report.target, report.spare, swapped)))
+
+
+def _live_line(name: str, target: str, spare: str, swapped: str) -> str:
+    _, _, waited = swapped.partition("; ")
+    back = f"; back to {spare} with keywise reindex rollback {name}" if spare else ""
+    return f"{target} is live{f'; {waited}' if waited else ''}{back}"
+
+
+def _result_lines(name: str, result: FullResult) -> list[str]:
+    run = result.run
+    assert run is not None, "a run is complete"
+    if not result.is_due:
+        lines = [f"not due yet: reindex {run.generation} of {name} ended {duration(result.ended_s_ago)} ago"]
+    else:
+        lines = [f"reindex {run.generation} of {name} is complete"]
+        if run.is_beside:
+            lines.append(_live_line(name, result.target, result.spare, result.swapped))
+    return lines + [f"deleted {target}" for target in result.dropped]
+
+
+# The gate.
+
+
+def _print_gate(name: str, gate: GateResult) -> None:
+    run = gate.run
+    print_line(f"{run.into} of {name}, generation {run.generation}, beside {run.live}")
+    print_table(
+        ("line", "holds", "value"), [(line.name, _holds(line), line.value) for line in gate.lines], fold=("value",)
+    )
+    for line in gate.failing:
+        print_line(f"{line.name}: {line.advice or 'it may hold after another pass'}")
+    if gate.is_open:
+        print_line(f"the swap may begin: keywise reindex swap {name}")
+    else:
+        do = "does" if len(gate.failing) == 1 else "do"
+        print_error(f"{len(gate.failing)} of {count(len(gate.lines), 'line')} {do} not hold, so {run.live} stays live")
+
+
+def _print_gate_json(name: str, gate: GateResult) -> None:
+    run = gate.run
+    facts = {"pipeline": name, "generation": run.generation, "into": run.into, "live": run.live}
+    print_json({**facts, "is_open": gate.is_open, "lines": msgspec.to_builtins(gate.lines)})
+
+
+def _refuse_by_gate(name: str, gate: GateResult, *, json: bool) -> NoReturn:
+    if json:
+        _print_gate_json(name, gate)
+    else:
+        _print_gate(name, gate)
+    raise typer.Exit(1)
+
+
+def _holds(line: GateLine) -> str:
+    return "yes" if line.is_ok else "not yet" if line.is_passing else "no"
+
+
+def _sample_keys(text: str) -> int:
+    if text == "all":
+        return ALL_KEYS
+    if not text.isdecimal():
+        refuse(f"--sample {text}: write how many keys, or all")
+    return int(text)
+
+
+def _pause_s(text: str | None) -> float | None:
+    return None if text is None else parse_duration(text, "--pause-max")

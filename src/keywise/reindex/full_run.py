@@ -1,0 +1,166 @@
+"""All of a reindex in one go, for a schedule: start, wait, verify, swap and tidy up, also after a crash in between."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from keywise.core.controls import Controls, ReindexRun, RunState
+from keywise.core.errors import AdminError
+from keywise.operate.admin import AuditNote, PipelineAdmin
+from keywise.reindex.admin import ReindexAdmin, needs_origin
+from keywise.reindex.gate import GateResult
+from keywise.reindex.plan import RunPlan
+from keywise.reindex.report import RunReport
+from keywise.reindex.run_watch import RunWatch, refusal_of
+from keywise.reindex.targets import drop_old, left_target, target_of
+
+PATIENCE_S = 600.0
+"""How long it waits for a worker, and for lines of the gate that may hold after another pass."""
+GATE_LOOK_S = 5.0
+"""How long after one look at the gate, or one refused swap, the next one follows."""
+
+
+class FullPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a schedule asks for."""
+
+    run: RunPlan
+    if_older_than_s: float | None = None
+    """Do nothing if the last complete run ended less long ago; None: always begin."""
+    keep: int = 1
+    """How many targets that were live before stay in the store."""
+    accept_dead: int = 0
+    pause_max_s: float | None = None
+
+
+class FullResult(msgspec.Struct, frozen=True):
+    """What was done."""
+
+    run: ReindexRun | None
+    """The run that is complete, now or since an earlier time."""
+    is_due: bool
+    """It was time for a run."""
+    target: str = ""
+    """The target that is live since the last swap; empty if there was none."""
+    spare: str = ""
+    dropped: Sequence[str] = ()
+    """Targets that were deleted."""
+    swapped: str = ""
+    """What the history says of the swap."""
+    ended_s_ago: float = 0.0
+    """If no run was due: how long ago the last one ended."""
+
+
+class FullRun:
+    """Runs one plan. `show` gets each look at the run, and `say` each step."""
+
+    def __init__(
+        self,
+        admin: PipelineAdmin,
+        audit_note: AuditNote,
+        plan: FullPlan,
+        show: Callable[[RunReport], None] = lambda report: None,
+        say: Callable[[str], None] = lambda text: None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._pipeline = admin.pipeline
+        self._admin = admin
+        self._reindex = ReindexAdmin(admin, audit_note)
+        _, self._shards = needs_origin(admin.pipeline)
+        self._plan = plan
+        self._show, self._say = show, say
+        self._patience_s = patience_s
+        self._dropped: list[str] = []
+
+    async def run(self) -> FullResult:
+        """Do what is due. Raises `AdminError` if that is refused, was ended by an operator, or needs one."""
+        controls = await self._pipeline.control_store.controls()
+        run = controls.run
+        if run is None or not self._goes_on(run):
+            ended_s_ago = await self._ended_s_ago(run)
+            if ended_s_ago is not None and ended_s_ago < (self._plan.if_older_than_s or 0.0):
+                # A crash may have come between the last swap and this.
+                return await self._result(run, is_due=False, ended_s_ago=ended_s_ago)
+        run = await self._started(controls)
+        watch = RunWatch(self._pipeline, self._shards, run, self._look)
+        report = await watch.until_built()
+        if report.run.state is RunState.CATCHING_UP:
+            report = await self._swapped(watch, report)
+        if refusal := refusal_of(self._pipeline.name, report):
+            raise AdminError(refusal)
+        swapped = await watch.swap_record() if run.is_beside else ""
+        return await self._result(report.run, is_due=True, swapped=swapped)
+
+    def _goes_on(self, run: ReindexRun) -> bool:
+        """Whether this run does what the plan asks for, and has not ended: an earlier process has started it."""
+        is_same = run.into == target_of(self._plan.run, run.generation)
+        return run.is_active and is_same and not (run.is_partial or run.is_rollback)
+
+    async def _ended_s_ago(self, run: ReindexRun | None) -> float | None:
+        """How long ago the last run has written all rows; None if it has not."""
+        if run is None or run.state is not RunState.COMPLETE or run.is_partial:
+            return None
+        return max(0.0, await self._pipeline.admin.now() - run.ended_at)
+
+    async def _started(self, controls: Controls) -> ReindexRun:
+        run = controls.run
+        if run is not None and self._goes_on(run) and run.state is not RunState.STARTING:
+            self._say(f"going on with reindex {run.generation}")
+            return run
+        keeps_old, left = self._plan.keep > 1, left_target(controls)
+        plan = replace(self._plan.run, drops_old=bool(self._plan.run.into), keeps_old=keeps_old)
+        started = await self._reindex.start(plan, self._say)
+        if left is not None and plan.drops_old and not (keeps_old and controls.spare):
+            self._dropped.append(left[0])
+        return started
+
+    def _look(self, report: RunReport) -> None:
+        run, name = report.run, self._pipeline.name
+        self._show(report)
+        if run.is_paused:
+            raise AdminError(
+                f"reindex {run.generation} of {name} is paused; it goes on with keywise reindex resume {name}"
+            )
+        if report.is_unattended and report.quiet_s >= self._patience_s:
+            raise AdminError(
+                f"no worker has taken part in reindex {run.generation} of {name} for {report.quiet_s:.0f} s; start one "
+                "with keywise run, and repeat this command to go on"
+            )
+
+    # The swap.
+
+    async def _swapped(self, watch: RunWatch, report: RunReport) -> RunReport:
+        """Swap as soon as the gate allows it. A line that may hold after another pass gets some time for that."""
+        plan, until = self._plan, self._pipeline.clock() + self._patience_s
+        is_wanted = report.run.swaps  # An earlier process, or an operator, may have wanted it.
+        while True:
+            if not is_wanted:
+                self._say("looking at the gate")
+                gate = await self._reindex.verify(accept_dead=plan.accept_dead, pause_max_s=plan.pause_max_s)
+                if gate.is_refused or (not gate.is_open and self._pipeline.clock() >= until):
+                    raise AdminError(_refused_by(gate))
+                if is_wanted := gate.is_open:
+                    await self._reindex.swap(plan.accept_dead, plan.pause_max_s)
+            if is_wanted:
+                report = await watch.until_decided()
+                if not report.run.is_active or self._pipeline.clock() >= until:
+                    return report
+                is_wanted = False
+            await asyncio.sleep(GATE_LOOK_S)
+
+    async def _result(self, run: ReindexRun | None, *, is_due: bool, **more: Any) -> FullResult:
+        """Delete targets that are too old, and return what was done."""
+        old = await drop_old(self._pipeline, self._plan.keep) if self._plan.run.into else []
+        for target in old:
+            await self._admin.record("target dropped", detail=target)
+        controls = await self._pipeline.control_store.controls()
+        result = FullResult(run, is_due, controls.target, controls.spare, self._dropped + old)
+        return replace(result, **more)
+
+
+def _refused_by(gate: GateResult) -> str:
+    run = gate.run
+    causes = "; ".join(line.text for line in gate.failing)
+    return f"the gate refuses {run.into} of reindex {run.generation}, and {run.live} stays live: {causes}"
