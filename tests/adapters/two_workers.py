@@ -9,8 +9,8 @@ from typing import Any
 from adapters.benches import MovingClock
 from flow.rig import Behaviour, Store, behave
 from keywise.adapters.memory.database import MemoryDatabase
-from keywise.adapters.memory.targets import Stored, Write
 from keywise.adapters.memory.source import MemorySource
+from keywise.adapters.memory.targets import Stored, Write
 from keywise.core.change import Change
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim, Entry, LedgerPolicy
