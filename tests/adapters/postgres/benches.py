@@ -90,7 +90,8 @@ def postgres_sink(body: str, columns: tuple[str, ...] = ()):
     @asynccontextmanager
     async def make() -> AsyncIterator[SinkBench]:
         table = fresh("stock")
-        async with two_openings() as (database, other), PostgresLedger(database, table, LedgerPolicy()) as ledger:
+        async with AsyncExitStack() as stack:
+            database, other = await stack.enter_async_context(two_openings())
             await database.write(
                 f"create table {table} (key text primary key check (key != 'bad'), version bigint, "
                 f"body {body}, text text)"
@@ -101,8 +102,14 @@ def postgres_sink(body: str, columns: tuple[str, ...] = ()):
                 rows = await other.read(f"select key, {shown} from {table}")
                 return {key: held if isinstance(held, bytes) else _compact(held) for key, held in rows}
 
-            async with PostgresSink(database, UserTable(table, columns=columns)) as sink:
-                yield SinkBench(sink=sink, content=content, transaction=ledger.transaction, bad=BAD)
+            async def opened(database: PostgresBenchDatabase) -> SinkBench:
+                ledger = await stack.enter_async_context(PostgresLedger(database, table, LedgerPolicy()))
+                sink = await stack.enter_async_context(PostgresSink(database, UserTable(table, columns=columns)))
+                return SinkBench(sink=sink, content=content, transaction=ledger.transaction, bad=BAD)
+
+            bench = await opened(database)
+            bench.another = await opened(other)
+            yield bench
 
     return make
 

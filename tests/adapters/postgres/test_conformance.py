@@ -9,6 +9,7 @@ from keywise.testing.conformance import UncheckedError, ledger_promises
 from keywise.testing.conformance.origins import CONSISTENT_PROMISES, ORIGIN_PROMISES
 from keywise.testing.conformance.sinks import ATOMIC_PROMISES, READING_PROMISES
 from keywise.testing.conformance.sources import SOURCE_PROMISES, VISIBILITY_PROMISES
+from keywise.testing.conformance.targets import RENAMING_PROMISES, TARGET_PROMISES
 from keywise.testing.conformance.transactional_queues import TRANSACTIONAL_QUEUE_PROMISES
 from running import run
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.server("postgres")
 
 # Said here and not asked from the plugs, so that nothing is started while tests are collected.
 TRANSACTIONAL_PROMISES = [*SOURCE_PROMISES, *VISIBILITY_PROMISES, *TRANSACTIONAL_QUEUE_PROMISES]
-TABLE_PROMISES = [*ATOMIC_PROMISES, *READING_PROMISES]
+TABLE_PROMISES = [*ATOMIC_PROMISES, *READING_PROMISES, *TARGET_PROMISES, *RENAMING_PROMISES]
 
 
 def pairs(files: dict, promises: list) -> list:

@@ -47,6 +47,11 @@ def refusals(database: PostgresDatabase, table: str) -> Iterator[None]:
             yield
     except TimeoutError as error:
         raise UnavailableError(f"{database.name}: no answer in time") from error
+    except asyncpg.UndefinedTableError as error:
+        if table not in str(error):
+            raise PermanentError(f"table {table} refuses it: {error}") from error
+        # No fault of a change: it was dropped, or it has gone live and has the name of the sink by now.
+        raise UnavailableError(f"{database.name}: there is no table {table}") from error
     except _REFUSALS as error:
         raise PermanentError(f"table {table} refuses it: {error}") from error
 

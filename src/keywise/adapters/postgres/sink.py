@@ -7,7 +7,7 @@ from typing import Any, Self
 import asyncpg
 import msgspec
 
-from keywise.adapters.postgres.columns import Column, created_columns, refusals
+from keywise.adapters.postgres.columns import COLUMNS, Column, columns_of, created_columns, refusals
 from keywise.adapters.postgres.database import (
     OPTIONS,
     SLOW_S,
@@ -17,11 +17,13 @@ from keywise.adapters.postgres.database import (
     numbers,
     postgres_errors,
 )
+from keywise.adapters.postgres.targets import PostgresTargets
 from keywise.core.change import Change
 from keywise.core.errors import PermanentError
 from keywise.core.resource import opening
 from keywise.core.sink import AtomicSink, Content, Grade
 from keywise.core.statements import UserTable, quoted
+from keywise.core.target import TargetNote
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
@@ -33,12 +35,15 @@ class PostgresSink:
     runs_user_code = False
     batch_max = 10_000
 
-    def __init__(self, database: PostgresDatabase, table: UserTable) -> None:
+    def __init__(self, database: PostgresDatabase, table: UserTable, target: str = "") -> None:
         parts = table.name.split(".", 1)
         table.check(parts, "pg_")
         self.database = database
         self._user_table = table
-        self._table = ".".join(map(quoted, parts))
+        self._table = self._live = ".".join(map(quoted, parts))
+        self._target = target
+        """The table beside the live one that the sink writes to; empty for a sink that follows its name."""
+        self._targets = PostgresTargets(database, table.name, self._live)
         self._columns, self._stored = table.columns, table.stored
         self._is_binary = False
         self._upsert = self._delete = self._select = ""
@@ -58,7 +63,7 @@ class PostgresSink:
         # In the order of keys, so that two pipelines on one table cannot wait for each other.
         kept = sorted((change for change in changes if not change.deleted), key=_key_of)
         gone = sorted(change.key for change in changes if change.deleted)
-        with refusals(self.database, self._user_table.name):
+        with refusals(self.database, self._target or self._user_table.name):
             await self._check_spelling(transaction.connection, changes)
             if kept:
                 await transaction.connection.execute(self._upsert, *self._arguments(kept), timeout=SLOW_S)
@@ -82,6 +87,47 @@ class PostgresSink:
     async def is_empty(self) -> bool:
         return not await self.database.read(f"select 1 from {self._table} limit 1")  # noqa: S608 - names are checked
 
+    # The ability to move.
+
+    async def current_target(self) -> str:
+        return await self._targets.current()
+
+    def at_target(self, target: str) -> "PostgresSink":
+        return PostgresSink(self.database, self._user_table, target)
+
+    async def create_target(self, target: str, note: TargetNote, epoch: int, definition: bytes | None) -> None:
+        await self._targets.create(target, note, definition, self.at_target(target).fit)
+
+    async def finish_target(self, target: str) -> list[str]:
+        return await self._targets.finish(target)
+
+    async def count(self, target: str) -> int:
+        return await self._targets.count(target)
+
+    async def targets(self, pipeline: str) -> list[str]:
+        return await self._targets.built(pipeline)
+
+    async def drop_target(self, target: str) -> None:
+        await self._targets.drop(target)
+
+    async def exchange(self, connection: Any, before: str, after: str) -> None:
+        await self._targets.exchange(connection, before, after)
+
+    async def fit(self, connection: Any) -> None:
+        """Compose the statements, and raise unless the table fits them. A live table that is missing is created."""
+        try:
+            with postgres_errors(self.database.name, of_handler=True):
+                if self._target:
+                    await self._find_target(connection)
+                else:
+                    self._compose(await created_columns(connection, self._table, self._creation()))
+                # With nothing to write they tell whether the table has these columns and this key.
+                await connection.execute(self._upsert, *self._arguments(()))
+                await connection.execute(self._delete, [])
+                await connection.fetch(self._select, [])
+        except asyncpg.PostgresError as error:
+            raise self._user_table.misfit(str(error)) from error
+
     def _body(self, stored: list[Any]) -> bytes | dict[str, Any]:
         if self._columns:
             return {name: msgspec.json.decode(text) for name, text in zip(self._columns, stored, strict=True)}
@@ -103,17 +149,13 @@ class PostgresSink:
         return {**record, key: change.key, version: change.version}
 
     async def _prepare(self) -> None:
-        """Make the table if there is none, and the statements that fit its types."""
-        try:
-            async with self.database.transaction() as connection:
-                with postgres_errors(self.database.name, of_handler=True):
-                    self._compose(await created_columns(connection, self._table, self._creation()))
-                    # With nothing to write they tell whether the table has these columns and this key.
-                    await connection.execute(self._upsert, *self._arguments(()))
-                    await connection.execute(self._delete, [])
-                    await connection.fetch(self._select, [])
-        except asyncpg.PostgresError as error:
-            raise self._user_table.misfit(str(error)) from error
+        async with self.database.transaction() as connection:
+            await (self._find_target(connection) if self._target else self.fit(connection))
+
+    async def _find_target(self, connection: Any) -> None:
+        """Compose the statements for a target. It has the columns of the live table, and may be missing by now."""
+        self._table = await self._targets.place_of(connection, self._target)
+        self._compose(columns_of(await connection.fetch(COLUMNS, self._live)))
 
     def _creation(self) -> str:
         key, version, *rest = map(quoted, self._stored)

@@ -8,8 +8,8 @@ from keywise.adapters.postgres.serial.sql_tables import TABLES
 from keywise.adapters.postgres.serial.sql_taking import TAKING
 from keywise.core.statements import check_schema, read_sql
 
-VERSION = 4
-"""Of the tables. Versions 1 to 3 have other tables and columns."""
+VERSION = 5
+"""Of the tables. Versions 1 to 4 have other tables and columns."""
 LOCKS = 0x6B657977
 """The first number of every advisory lock of keywise; the second is a scope, or 0 for the schema."""
 

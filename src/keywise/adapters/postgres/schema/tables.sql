@@ -44,6 +44,13 @@ create table keywise_lines (
 create index keywise_lines_by_key on keywise_lines (scope, key, id);
 create index keywise_lines_by_scope on keywise_lines (scope, id);
 
+create table keywise_targets (
+    id bigint generated always as identity primary key, generation bigint, is_live boolean not null,
+    name text not null, target text not null, pipeline text,
+    unique (name, target)
+);
+-- What the table of a sink is called as a target, and which run has built those beside it; a name has its schema.
+
 create table keywise_queues (id integer generated always as identity primary key, name text not null unique);
 create sequence keywise_messages;
 

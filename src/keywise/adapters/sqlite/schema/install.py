@@ -4,8 +4,8 @@ import sqlite3
 
 from keywise.core.statements import check_schema, read_sql
 
-VERSION = 6
-"""Of the tables. Versions 1 to 5 have other tables and columns."""
+VERSION = 7
+"""Of the tables. Versions 1 to 6 have other tables and columns."""
 
 
 def install(connection: sqlite3.Connection, path: str) -> None:

@@ -41,6 +41,12 @@ create table keywise_lines (
 create index keywise_lines_by_key on keywise_lines (scope, key, id);
 create index keywise_lines_by_scope on keywise_lines (scope, id);
 
+create table keywise_targets (
+    id integer primary key autoincrement, name text not null collate nocase, target text not null collate nocase,
+    pipeline text, generation integer, is_live integer not null,
+    unique (name, target)
+);
+
 create table keywise_queues (id integer primary key, name text not null unique, next integer not null);
 
 create table keywise_ready (id integer primary key, sent_at real not null, body blob not null);
