@@ -36,7 +36,7 @@ FACTORIES = {
     "ledgers": LEDGERS | postgres_benches.LEDGERS | redis_benches.LEDGERS,
     "sinks": SINKS | postgres_benches.SINKS | http_benches.SINKS | opensearch_benches.SINKS | dynamodb_benches.SINKS,
     "record_sinks": RECORD_SINKS,
-    "origins": ORIGINS | postgres_benches.ORIGINS,
+    "origins": ORIGINS | postgres_benches.ORIGINS | dynamodb_benches.ORIGINS,
     "turns": TURNS | postgres_turns_benches.TURNS | redis_turns_benches.TURNS,
 }
 

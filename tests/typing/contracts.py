@@ -65,22 +65,24 @@ from keywise.core.origin import Origin
 from keywise.core.record import RecordTable
 from keywise.core.serial.contract import CountsLostSessions, TransactedTurns, Turns, TurnsOperator, TurnsTransaction
 from keywise.core.serial.steps import TurnBook
-from keywise.core.sink import AtomicSink, ReadableSink, Sink
+from keywise.core.sink import AtomicSink, CanBeEmpty, ReadableSink, Sink
 from keywise.core.source import (
     AckTimeoutSource,
     BacklogSource,
     HeaderSource,
     LeaseFollowingSource,
     OutboxSource,
+    OutcomeSource,
     ParkingSource,
     RedrivingSource,
     Source,
     TransactionalQueue,
     TransactionalSource,
 )
-from keywise.core.target import AliasSink, MovableSink
+from keywise.core.target import AliasSink, MovableSink, RenamingSink
 from keywise.core.transaction import MarkingTransaction, Transaction
 from keywise.core.transfer import LedgerTransfer
+from keywise.flow.handover import HandoverQueue
 
 # Sources.
 SOURCE: tuple[type[Source], ...] = (
@@ -107,6 +109,7 @@ PARKING_SOURCE: tuple[type[ParkingSource], ...] = (
 )
 OUTBOX_SOURCE: tuple[type[OutboxSource], ...] = (PostgresSource,)
 HEADER_SOURCE: tuple[type[HeaderSource], ...] = (RabbitSource, SqsSource, PubSubSource)
+OUTCOME_SOURCE: tuple[type[OutcomeSource], ...] = (HandoverQueue,)
 ACK_TIMEOUT_SOURCE: tuple[type[AckTimeoutSource], ...] = (RabbitSource,)
 BACKLOG_SOURCE: tuple[type[BacklogSource], ...] = (RabbitSource, SqsSource, PubSubSource)
 REDRIVING_SOURCE: tuple[type[RedrivingSource], ...] = (PubSubSource,)
@@ -178,8 +181,10 @@ READABLE_SINK: tuple[type[ReadableSink], ...] = (
     OpenSearchSink,
     DynamoSink,
 )
-MOVABLE_SINK: tuple[type[MovableSink], ...] = (OpenSearchSink,)
-ALIAS_SINK: tuple[type[AliasSink], ...] = (OpenSearchSink,)
+CAN_BE_EMPTY: tuple[type[CanBeEmpty], ...] = (SqliteSink, PostgresSink, OpenSearchSink)
+MOVABLE_SINK: tuple[type[MovableSink], ...] = (MemorySink, MemoryTable, SqliteSink, PostgresSink, OpenSearchSink)
+ALIAS_SINK: tuple[type[AliasSink], ...] = (MemorySink, OpenSearchSink)
+RENAMING_SINK: tuple[type[RenamingSink], ...] = (MemoryTable, SqliteSink, PostgresSink)
 
 # Origins.
 ORIGIN: tuple[type[Origin], ...] = (MemoryOrigin, SqliteOrigin, PostgresOrigin, DynamoOrigin, FunctionOrigin)

@@ -62,9 +62,6 @@ class AliasSink(MovableSink, Protocol):
         each move uses up something that carries its `epoch`. Raises `UnavailableError` if the outcome is not known.
         """
 
-    async def protect(self, target: str, *, is_protected: bool) -> None:
-        """Let the store refuse writes to a target, or accept them again: a second fence, behind the ledger's."""
-
 
 @runtime_checkable
 class RenamingSink(MovableSink, Protocol):

@@ -15,7 +15,6 @@ from keywise.core.controls import ReindexRun
 from keywise.core.entry import Claim, Refusal
 from keywise.core.errors import UnavailableError
 from keywise.core.origin import Origin
-from keywise.core.target import AliasSink
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.pipeline import LEDGER, OpenPipeline
 from keywise.flow.repair import Repairer
@@ -27,7 +26,7 @@ from keywise.reindex.gate import Gate, failing
 from keywise.reindex.report import report_run
 from keywise.reindex.run_state import replace_run
 from keywise.reindex.shards import CATCH_UP, CatchUpProgress, ShardLedger, order_at
-from keywise.reindex.swap import SINK, Swap
+from keywise.reindex.swap import Swap
 from keywise.reindex.target_writer import TargetWriter
 
 REST_S, REST_MAX_S = 0.5, 60.0
@@ -88,9 +87,6 @@ class BesideWork:
                     await swap.finish(move)
                     return
                 await barrier.lift()
-            if isinstance(live.sink, AliasSink):
-                sink = live.sink
-                await live.retry_until_reachable(SINK, lambda: sink.protect(target, is_protected=False))
             while not is_over():
                 if await self._catch_up_once(claim, catch_up, swap):
                     return

@@ -1,7 +1,7 @@
 """The swap: behind a barrier, a last pass makes both targets equal, and the name of the sink moves to the other one."""
 
 import asyncio
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
 from msgspec.structs import replace
 
@@ -137,9 +137,6 @@ class Swap:
         if reported:
             live.emit(events.AlarmCleared(pipeline=live.name, cause=reported))
         self._emit(move, began)
-        # A second fence, which nothing relies on.
-        with suppress(UnavailableError, AdminError):
-            await sink.protect(move.before, is_protected=True)
 
     def _emit(self, move: Move, began: float) -> None:
         live = self._live

@@ -1,11 +1,11 @@
 """The target of a run beside the live one: what has to hold before it is created, and how it is opened and dropped."""
 
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 
 from msgspec.structs import replace
 
 from keywise.core.controls import Controls, ReindexRun, RunState
-from keywise.core.errors import AdminError
+from keywise.core.errors import AdminError, DatabaseError
 from keywise.core.ledger import TransferableLedger
 from keywise.core.target import AliasSink, MovableSink, RenamingSink, TargetNote
 from keywise.flow.pipeline import OpenPipeline
@@ -75,35 +75,21 @@ async def create_beside(pipeline: OpenPipeline, run: ReindexRun, definition: byt
 
 
 async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, keeps_target: bool) -> None:
-    """Forget a target that is not live, which the run of that generation has filled; delete it unless it is kept."""
+    """Forget a target that is not live, which the run of that generation has filled; delete it unless it is kept.
+
+    It may be repeated after a crash: the target is forgotten last.
+    """
     sink, store = needs_targets(pipeline), pipeline.control_store
-    while left_target(before := await store.controls()) == (target, generation):
-        assert before.run is not None, "a run has filled it"
-        dropped = replace(before.run, is_dropped=True)
-        await store.replace_controls(before, replace(before, spare="", spare_generation=0, run=dropped))
     assert pipeline.open_target is not None, "a run beside has started"
-    # Before the target is deleted, because a sink that is opened may create its target.
-    async with pipeline.open_target(target, generation) as other:
-        assert isinstance(other.ledger, TransferableLedger), "a run starts only on a ledger that can list its entries"
-        await other.ledger.transfer.clear()
+    # A target that is gone already cannot be opened; then its scope was cleared before.
+    with suppress(DatabaseError):
+        async with pipeline.open_target(target, generation) as other:
+            assert isinstance(other.ledger, TransferableLedger), "a run starts only on a ledger that lists its entries"
+            await other.ledger.transfer.clear()
     if not keeps_target:
         await sink.drop_target(target)
-
-
-async def drop_old(pipeline: OpenPipeline, keep: int) -> list[str]:
-    """Delete the oldest targets that runs of this pipeline have built, but for the newest ones; return their names.
-
-    `keep` is how many of them stay, with the one that can be live again. The live one always stays.
-    """
-    sink, controls = needs_targets(pipeline), await pipeline.control_store.controls()
-    run = controls.run
-    filled = run.into if run is not None and run.is_active else ""
-    stay = {await sink.current_target(), controls.target, controls.spare, filled}
-    old = [target for target in await sink.targets(pipeline.name) if target not in stay]
-    dropped = old[: max(0, len(old) - max(0, keep - bool(controls.spare)))]
-    for target in dropped:
-        await sink.drop_target(target)
-    return dropped
+    while (before := await store.controls()).spare:
+        await store.replace_controls(before, replace(before, spare="", spare_generation=0))
 
 
 def open_beside(pipeline: OpenPipeline, run: ReindexRun) -> AbstractAsyncContextManager[OpenPipeline]:

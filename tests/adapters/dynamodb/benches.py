@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,7 +15,8 @@ from keywise.adapters.dynamodb.origin import connect as connect_origin
 from keywise.adapters.dynamodb.sink import DynamoSink, connect
 from keywise.core.change import Change, order_of
 from keywise.core.url import Address
-from keywise.testing.conformance import SinkBench
+from keywise.testing.conformance import OriginBench, SinkBench, UncheckedError
+from keywise.testing.conformance.origins import KeyKind
 from servers import shared
 
 BAD = Change("bad", order_of(1), body=b'{"text":"%b"}' % (b"x" * 410_000))
@@ -73,6 +74,33 @@ def dynamodb_sink(**options: str) -> Callable[[], Any]:
     return make
 
 
+class TableRows:
+    """Writes the rows that an origin reads, one request each."""
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+
+    async def put(self, texts: Mapping[str, str]) -> None:
+        for key, text in texts.items():
+            await self._ask("PutItem", Item={"key": {"S": key}, "text": {"S": text}})
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            await self._ask("DeleteItem", Key={"key": {"S": key}})
+
+    async def _ask(self, action: str, **request: Any) -> None:
+        await asyncio.to_thread(shared.dynamodb().ask, action, TableName=self._table, **request)
+
+
+@asynccontextmanager
+async def dynamodb_origin(keys: KeyKind) -> AsyncIterator[OriginBench]:
+    if keys is not KeyKind.TEXT:
+        raise UncheckedError("the bench has a table with texts as keys, each of them once")
+    table = created("key")
+    yield OriginBench(origin=origin_of(table), another=origin_of(table), rows=TableRows(table))
+
+
+ORIGINS = {"dynamodb.origin": {"dynamodb": dynamodb_origin}}
 SINKS = {
     "dynamodb.sink": {
         "dynamodb": dynamodb_sink(),

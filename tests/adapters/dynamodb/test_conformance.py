@@ -1,8 +1,9 @@
-"""The sink on DynamoDB keeps the promises of its grade, on a real DynamoDB Local."""
+"""The sink and the origin on DynamoDB keep their promises, on a real DynamoDB Local."""
 
 import pytest
 
-from adapters.dynamodb.benches import SINKS
+from adapters.dynamodb.benches import ORIGINS, SINKS
+from keywise.testing.conformance.origins import CONSISTENT_PROMISES, ORIGIN_PROMISES
 from keywise.testing.conformance.sinks import APPLY_PROMISES, CONDITIONAL_PROMISES, READING_PROMISES
 from running import run
 
@@ -21,4 +22,16 @@ PROMISES = [*APPLY_PROMISES, *CONDITIONAL_PROMISES, *READING_PROMISES]
     ],
 )
 def test_a_sink_keeps_its_promises(make, promise):
+    run(promise(make))
+
+
+@pytest.mark.parametrize(
+    ("make", "promise"),
+    [
+        pytest.param(make, promise, id=f"{name}-{promise.name}")
+        for name, make in ORIGINS["dynamodb.origin"].items()
+        for promise in [*ORIGIN_PROMISES, *CONSISTENT_PROMISES]
+    ],
+)
+def test_an_origin_keeps_its_promises(make, promise):
     run(promise(make))

@@ -63,9 +63,9 @@ def test_what_has_not_the_three_methods_is_refused(no_origin):
 LONG = "x" * (CURSOR_MAX_BYTES + 1)
 FAULTS = {
     "an empty cursor": ("scan", {"page": Page([], "", is_last=False)}, "scan.. returned an empty cursor"),
-    "a long cursor": ("scan", {"page": Page([], LONG, is_last=False)}, "a cursor with more than 4096 bytes"),
+    "a long cursor": ("scan", {"page": Page([], LONG, is_last=False)}, "a cursor with more than 3072 bytes"),
     "a name twice": ("shards", {"shards": [ALL, ALL]}, "two shards of the same name"),
-    "long bounds": ("shards", {"shards": [Shard("a", LONG)]}, "bounds of shard 'a' with more than 4096 bytes"),
+    "long bounds": ("shards", {"shards": [Shard("a", LONG)]}, "bounds of shard 'a' with more than 3072 bytes"),
 }
 
 

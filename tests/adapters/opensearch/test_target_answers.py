@@ -60,8 +60,6 @@ CALLS = {
     "targets": lambda sink: sink.targets("shop"),
     "drop": lambda sink: sink.drop_target("pages-7"),
     "move": lambda sink: sink.move_name("pages-0", "pages-7", 0),
-    "protect": lambda sink: sink.protect("pages-7", is_protected=True),
-    "unprotect": lambda sink: sink.protect("pages-7", is_protected=False),
 }
 REFUSALS = [
     (own(403, "security_exception"), DatabaseError),
@@ -231,11 +229,3 @@ async def test_an_index_that_is_moved_to_while_it_is_dropped_stays():
 async def test_an_index_that_another_process_drops_is_dropped():
     async with opened(index("pages-epoch-1"), DONE, MISSING) as (sink, _):
         await sink.drop_target("pages-7")
-
-
-@awaited
-async def test_an_index_that_still_takes_writes_is_not_protected():
-    for blocks in ({"acknowledged": False}, {"acknowledged": True, "indices": [{"name": "pages-7", "blocked": False}]}):
-        async with opened(Said(200, blocks)) as (sink, _):
-            with pytest.raises(UnavailableError, match="not every shard refuses writes yet"):
-                await sink.protect("pages-7", is_protected=True)

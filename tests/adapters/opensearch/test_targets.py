@@ -181,18 +181,16 @@ async def test_without_a_definition_it_is_like_the_live_one():
     settings = {"number_of_replicas": 0, "number_of_shards": 2, "auto_expand_replicas": "0-1", "analysis": analysis}
     mappings = {"_meta": {"ours": 1}, "properties": {"t": {"type": "text", "analyzer": "plain"}}}
     async with shelf(settings=settings, mappings=mappings) as one:
-        # The live one was built by a run too, and is protected.
+        # The live one was built by a run too.
         await one.sink.create_target(f"{one.name}-6", TargetNote("shop", 6), 0, None)
         await one.sink.move_name(one.old, f"{one.name}-6", 0)
         assert await one.sink.finish_target(f"{one.name}-6") == []
-        await one.sink.protect(f"{one.name}-6", is_protected=True)
         await one.sink.create_target(one.new, NOTE, 1, None)
         building = await one.described(one.new)
         assert building["settings"]["index.auto_expand_replicas"] == "false"
         async with one.sink.at_target(one.new) as sink:
             assert await applied(sink, "a") == [APPLIED]
         assert await one.sink.finish_target(one.new) == []
-        await one.sink.protect(f"{one.name}-6", is_protected=False)
         live, new = await one.described(f"{one.name}-6"), await one.described(one.new)
         own = {"index.uuid", "index.creation_date", "index.provided_name"}
         assert {name: value for name, value in live["settings"].items() if name not in own} == {
@@ -260,7 +258,6 @@ async def test_what_is_no_name_of_an_index_is_refused_everywhere(name):
             sink.drop_target(name),
             sink.move_name(one.old, name, 0),
             sink.move_name(name, one.old, 0),
-            sink.protect(name, is_protected=True),
         ]
         for call in calls:
             await one.refused(call, "cannot be the name of an index")
@@ -312,8 +309,6 @@ async def test_the_index_must_exist():
     async with shelf() as one:
         for call in (one.sink.finish_target(one.new), one.sink.count(one.new)):
             await one.refused(call, f"has no index {one.new}")
-        for call in (one.sink.protect(one.new, is_protected=True), one.sink.protect(one.new, is_protected=False)):
-            await one.refused(call, "index_not_found_exception")
         with pytest.raises(DatabaseError, match=f"has no index {one.new}"):
             async with one.sink.at_target(one.new):
                 pass
@@ -416,17 +411,6 @@ async def test_a_lost_answer_is_repeated():
 
 
 # Leaving.
-
-
-@awaited
-async def test_a_protected_index_makes_changes_wait_and_quotes_the_engine():
-    async with shelf() as one:
-        await one.sink.protect(one.old, is_protected=True)
-        assert (await one.described(one.old))["settings"]["index.blocks.write"] == "true"
-        [waits] = await applied(one.sink, "a")
-        assert waits.outcome is Outcome.BUSY and "cluster_block_exception" in waits.cause
-        await one.sink.protect(one.old, is_protected=False)
-        assert "index.blocks.write" not in (await one.described(one.old))["settings"]
 
 
 @awaited

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.targets import MemoryStore, MemoryTables, MemoryTarget, Stored, Write, writes_of
-from keywise.core.change import Change, Outcome, is_unversioned
+from keywise.core.change import Change, is_unversioned
 from keywise.core.clock import Clock, boot_time
 from keywise.core.entry import Claim
 from keywise.core.errors import AddressError
@@ -61,8 +61,6 @@ class MemorySink:
     def write(self, change: Change[Any], token: int) -> SinkResult:
         """Accept one write, or refuse it if the store holds something newer."""
         place = self._place()
-        if place.is_protected:
-            return SinkResult(Outcome.BUSY, "the target is protected")
         held = self._held(place.stored, change.key)
         if self.grade is Grade.CONDITIONAL and held is not None and held.order >= change.order:
             # Equal: an earlier try arrived though its answer was lost.
@@ -105,9 +103,6 @@ class MemorySink:
 
     async def move_name(self, before: str, after: str, epoch: int) -> None:
         self.store.move(before, after, epoch)
-
-    async def protect(self, target: str, *, is_protected: bool) -> None:
-        self.store.protect(target, is_protected=is_protected)
 
     def _place(self) -> MemoryTarget:
         return self.store.found(self._target or self.store.current)

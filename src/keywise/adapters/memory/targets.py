@@ -35,7 +35,6 @@ class MemoryTarget(msgspec.Struct, eq=False):
     note: TargetNote | None = None
     guards: set[int] = set()
     """The epochs of the moves that may bring the name here; each move uses its guard up."""
-    is_protected: bool = False
 
 
 class MemoryStore:
@@ -71,11 +70,6 @@ class MemoryStore:
         if target not in self.targets:
             raise UnavailableError(f"there is no target {target!r}")
         return self.targets[target]
-
-    def protect(self, target: str, *, is_protected: bool) -> None:
-        if target not in self.targets:
-            raise AdminError(f"there is no target {target!r}")
-        self.targets[target].is_protected = is_protected
 
     def built(self, pipeline: str) -> list[str]:
         """Return the targets that runs of a pipeline have built, the oldest first."""

@@ -282,9 +282,6 @@ class OpenSearchSink:
     async def move_name(self, before: str, after: str, epoch: int) -> None:
         await self._targets.move(before, after, epoch)
 
-    async def protect(self, target: str, *, is_protected: bool) -> None:
-        await self._targets.protect(target, is_protected=is_protected)
-
     # Requests.
 
     async def _ask(self, what: str, query: str, body: bytes, headers: Mapping[str, str]) -> HttpResponse:

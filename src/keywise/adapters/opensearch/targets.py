@@ -260,17 +260,6 @@ class IndexTargets:
             self._done(answer, f"{target} was not deleted")
             self._check_acknowledged(answer)
 
-    async def protect(self, target: str, *, is_protected: bool) -> None:
-        """Block writes, after those that are under way have ended; or allow them again."""
-        self._check_name(target)
-        if not is_protected:
-            return await self._change(target, "_settings", {"index.blocks.write": None})
-        answer = await self._ask("PUT", f"{_path(target, '_block/write')}?{TIMEOUT}")
-        self._done(answer, f"{target} was not protected")
-        blocks = self._decoded(answer, _Blocks)
-        if not blocks.acknowledged or not all(one.blocked for one in blocks.indices):
-            raise UnavailableError(f"{target}: not every shard refuses writes yet")
-
     # Requests.
 
     async def _found(self, target: str) -> IndexState | None:
@@ -359,15 +348,6 @@ class _Health(msgspec.Struct, frozen=True):
     status: str
     active_shards: int
     number_of_data_nodes: int
-
-
-class _Block(msgspec.Struct, frozen=True):
-    blocked: bool = False
-
-
-class _Blocks(msgspec.Struct, frozen=True):
-    acknowledged: bool
-    indices: list[_Block] = []
 
 
 def _path(target: str, what: str = "") -> str:

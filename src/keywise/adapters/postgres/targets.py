@@ -43,7 +43,7 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
     schema: str
     name: str
     kind: str
-    is_partition: bool
+    is_part_of_another: bool
     is_inherited: bool
     persistence: str
     is_owned: bool
@@ -60,7 +60,7 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
         """Why its name cannot move; empty if it can."""
         if self.kind in _KINDS:
             return f"it is {_KINDS[self.kind]}; only the name of a plain table moves"
-        if self.is_partition or self.is_inherited:
+        if self.is_part_of_another or self.is_inherited:
             return "it is a partition, or inherits; only the name of a plain table moves"
         if self.persistence == "t":
             return "it is temporary; only the name of a plain table moves"

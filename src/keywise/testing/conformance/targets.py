@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from keywise.core.change import Change, Outcome
+from keywise.core.change import Change
 from keywise.core.errors import AdminError
 from keywise.core.target import TargetNote
 from keywise.testing.conformance.promise import Promises, UncheckedError, same
@@ -310,40 +310,6 @@ async def a_move_from_elsewhere_is_refused(bench: SinkBench) -> None:
         await bench.sink.drop_target(targets.first)
         await _refused("a move to a missing target", bench.sink.move_name(targets.live, targets.first, 0))
         same("the target", await bench.sink.current_target(), targets.live)
-
-
-@ALIAS_PROMISES.add()
-async def a_protected_target_refuses_writes(bench: SinkBench) -> None:
-    """A write to a protected target is busy and not the fault of the change; without the protection it is applied."""
-    await _put(bench, put("a", 1))
-    async with beside(bench) as targets:
-        for _ in range(2):
-            await bench.sink.protect(targets.live, is_protected=True)
-        for change in (put("a", 2), gone("a", 2), put("b", 1)):
-            # Each by a sink of its own, because a sink may pause after a refusal.
-            async with bench.sink.at_target(targets.live) as sink:
-                [result] = await replace(bench, sink=sink).apply(change)
-                same("the outcome", result.outcome, Outcome.BUSY)
-                same("whether it has a cause", bool(result.cause), True)
-        same("what the name shows", await targets.shown("a", "b"), {"a": 1})
-        for _ in range(2):
-            await bench.sink.protect(targets.live, is_protected=False)
-        await targets.put_into(targets.live, put("a", 3))
-        same("what the name shows without protection", await targets.shown("a"), {"a": 3})
-
-
-@ALIAS_PROMISES.add()
-async def a_protected_target_can_be_left(bench: SinkBench) -> None:
-    """The name can move away from a protected target, and writes then reach the new one."""
-    await _put(bench, put("a", 1))
-    async with beside(bench) as targets:
-        await targets.build(targets.first)
-        await bench.sink.protect(targets.live, is_protected=True)
-        await targets.move(targets.live, targets.first)
-        await _put(bench, put("a", 2))
-        same("what the name shows", await targets.shown("a"), {"a": 2})
-        same("what the old target holds", await targets.held_by(targets.live, "a"), {"a": 1})
-        await bench.sink.drop_target(targets.live)
 
 
 # Those in the ledger's database.
