@@ -81,15 +81,34 @@ async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, k
     """
     sink, store = needs_targets(pipeline), pipeline.control_store
     assert pipeline.open_target is not None, "a run beside has started"
-    # A target that is gone already cannot be opened; then its scope was cleared before.
+    # Before the target is deleted, because a sink that is opened may create its target. One that is gone already and
+    # cannot be opened has an empty scope.
     with suppress(DatabaseError):
         async with pipeline.open_target(target, generation) as other:
             assert isinstance(other.ledger, TransferableLedger), "a run starts only on a ledger that lists its entries"
             await other.ledger.transfer.clear()
     if not keeps_target:
         await sink.drop_target(target)
-    while (before := await store.controls()).spare:
-        await store.replace_controls(before, replace(before, spare="", spare_generation=0))
+    while left_target(before := await store.controls()) == (target, generation):
+        assert before.run is not None, "a run has filled it"
+        dropped = replace(before.run, is_dropped=True)
+        await store.replace_controls(before, replace(before, spare="", spare_generation=0, run=dropped))
+
+
+async def drop_old(pipeline: OpenPipeline, keep: int) -> list[str]:
+    """Delete the oldest targets that runs of this pipeline have built, but for the newest ones; return their names.
+
+    `keep` is how many of them stay, with the one that can be live again. The live one always stays.
+    """
+    sink, controls = needs_targets(pipeline), await pipeline.control_store.controls()
+    run = controls.run
+    filled = run.into if run is not None and run.is_active else ""
+    stay = {await sink.current_target(), controls.target, controls.spare, filled}
+    old = [target for target in await sink.targets(pipeline.name) if target not in stay]
+    dropped = old[: max(0, len(old) - max(0, keep - bool(controls.spare)))]
+    for target in dropped:
+        await sink.drop_target(target)
+    return dropped
 
 
 def open_beside(pipeline: OpenPipeline, run: ReindexRun) -> AbstractAsyncContextManager[OpenPipeline]:
