@@ -154,19 +154,22 @@ def _memory_bench(sink: MemorySink | MemoryTable, transaction: Any = None) -> Si
 def sqlite_sink(columns: tuple[str, ...] = ()):
     @asynccontextmanager
     async def make() -> AsyncIterator[SinkBench]:
-        async with two_databases() as (database, other), SqliteLedger(database, "scope", LedgerPolicy()) as ledger:
+        async with AsyncExitStack() as stack:
+            database, other = await stack.enter_async_context(two_databases())
             await database.write(lambda connection: connection.execute(_TABLE))
-            if columns:
-                sink = SqliteSink(database, UserTable("stock", columns=columns))
-                shown = "json_object('key', key, 'version', version, 'text', text)"
-            else:
-                sink, shown = SqliteSink(database, UserTable("stock")), "body"
+            shown = "json_object('key', key, 'version', version, 'text', text)" if columns else "body"
 
             async def content() -> dict[str, bytes]:
                 return {key: text.encode() for key, text in other.read(f"select key, {shown} from stock")}
 
-            async with sink:
-                yield SinkBench(sink=sink, content=content, transaction=ledger.transaction, bad=BAD)
+            async def opened(database: SqliteBenchDatabase) -> SinkBench:
+                ledger = await stack.enter_async_context(SqliteLedger(database, "scope", LedgerPolicy()))
+                sink = await stack.enter_async_context(SqliteSink(database, UserTable("stock", columns=columns)))
+                return SinkBench(sink=sink, content=content, transaction=ledger.transaction, bad=BAD)
+
+            bench = await opened(database)
+            bench.another = await opened(other)
+            yield bench
 
     return make
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
-from keywise.core.errors import PermanentError
+from keywise.core.errors import PermanentError, UnavailableError
 from keywise.core.statements import quoted
 
 
@@ -25,7 +25,10 @@ def refusals(database: SqliteDatabase, table: str) -> Iterator[None]:
         yield
     except _REFUSALS as error:
         raise PermanentError(f"table {table} refuses it: {error}") from error
-    except sqlite3.Error:
+    except sqlite3.Error as error:
+        if str(error) in (f"no such table: {table}", f"no such table: main.{table}"):
+            # No fault of a change: it was dropped, or it has gone live and has the name of the sink by now.
+            raise UnavailableError(f"{database.path}: {error}") from error
         # Not around the write: batches are often small, and this would be a fifth of the time of a write.
         with sqlite_errors(database.path):
             raise
