@@ -1,5 +1,7 @@
 """A target is built beside the live one, catches up with live changes, and takes its place; and back again."""
 
+import inspect
+
 import pytest
 
 from keywise.core.controls import RunState
@@ -7,13 +9,14 @@ from keywise.core.errors import AdminError
 from keywise.core.events import SwapRefused, TargetSwapped
 from reindex.catalogue import Catalogue, run_of
 from running import run
+from servers import shared
 
 ROWS = {f"k{number}": 1 for number in range(30)}
 
 
-@pytest.fixture
-def catalogue(tmp_path):
-    url = f"sqlite:///{tmp_path / 'pages.db'}"
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.server("postgres"))])
+def catalogue(request, tmp_path):
+    url = f"sqlite:///{tmp_path / 'pages.db'}" if request.param == "sqlite" else shared.postgres().create_database()
     return Catalogue(url, f"{url}?table=pages", ROWS)
 
 
@@ -59,7 +62,9 @@ def test_a_target_with_a_missing_row_is_refused_by_name(catalogue):
         async with catalogue.working():
             await catalogue.build("pages_1")
             async with catalogue.acting() as admin, admin.pipeline.ledger.transaction() as transaction:
-                transaction.connection.execute("delete from pages_1 where key = 'k7'")
+                deleted = transaction.connection.execute("delete from pages_1 where key = 'k7'")
+                if inspect.isawaitable(deleted):
+                    await deleted
             return await catalogue.swap()
 
     controls = run(story())

@@ -7,13 +7,11 @@ from msgspec.structs import replace
 from keywise.core.controls import Controls, ReindexRun, RunState
 from keywise.core.errors import AdminError, DatabaseError
 from keywise.core.ledger import TransferableLedger
-from keywise.core.target import AliasSink, MovableSink, RenamingSink, TargetNote
+from keywise.core.target import AliasSink, MovableSink, TargetNote
 from keywise.flow.pipeline import OpenPipeline
 from keywise.reindex.plan import RunPlan
 
 GENERATION = "{generation}"
-FIRST = "_0"
-"""A table has the name of the sink while it is live. The first one has this behind it from the first swap on."""
 
 
 def target_of(plan: RunPlan, generation: int) -> str:
@@ -44,7 +42,7 @@ async def check_beside(pipeline: OpenPipeline, controls: Controls, plan: RunPlan
             f"the name of the sink stands for {current}, and keywise has let it stand for {controls.target}; it was "
             "moved by other means, so move it back"
         )
-    live = controls.target or (f"{current}{FIRST}" if isinstance(sink, RenamingSink) else current)
+    live = controls.target or current
     if plan.into in (live, current):
         raise AdminError(f"{plan.into} is the live target; name a new one")
     return live
