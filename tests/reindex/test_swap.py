@@ -1,6 +1,8 @@
 """A target is built beside the live one, catches up with live changes, and takes its place; and back again."""
 
 import inspect
+import itertools
+import os
 
 import pytest
 
@@ -11,12 +13,16 @@ from reindex.catalogue import Catalogue, run_of
 from running import run
 from servers import shared
 
+_numbers = itertools.count(1)
 ROWS = {f"k{number}": 1 for number in range(30)}
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.server("postgres"))])
 def catalogue(request, tmp_path):
-    url = f"sqlite:///{tmp_path / 'pages.db'}" if request.param == "sqlite" else shared.postgres().create_database()
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'pages.db'}"
+    else:
+        url = shared.postgres().create_database(f"swap_{os.getpid()}_{next(_numbers)}")
     return Catalogue(url, f"{url}?table=pages", ROWS)
 
 
