@@ -10,7 +10,7 @@ from adapters.benches import MovingClock
 from flow.rig import Behaviour, Store, behave
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.source import MemorySource
-from keywise.adapters.memory.targets import Stored, Write
+from keywise.adapters.memory.targets import MemoryStore, MemoryTarget
 from keywise.core.change import Change
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim, Entry, LedgerPolicy
@@ -42,8 +42,7 @@ class Shop:
     def __init__(self, bench: LedgerBench, grade: Grade = Grade.CONDITIONAL) -> None:
         self.bench = bench
         self.grade = grade
-        self.stored: dict[str, Stored] = {}
-        self.writes: list[Write] = []
+        self.store = MemoryStore()
         self.overlaps: list[str] = []
         """Keys that the store was called about twice at the same time, in one batch or in two."""
         self.inside: list[str] = []
@@ -95,12 +94,16 @@ class Shop:
     @property
     def written(self) -> list[tuple[str, int]]:
         """Every accepted write."""
-        return [(one.key, one.order[1]) for one in self.writes]
+        return [(one.key, one.order[1]) for one in self._target.writes]
 
     @property
     def versions(self) -> dict[str, int]:
         """What the store holds."""
-        return {key: one.order[1] for key, one in self.stored.items()}
+        return {key: one.order[1] for key, one in self._target.stored.items()}
+
+    @property
+    def _target(self) -> MemoryTarget:
+        return self.store.targets[self.store.current]
 
 
 class Writer(Store):
@@ -108,7 +111,7 @@ class Writer(Store):
 
     def __init__(self, shop: Shop) -> None:
         super().__init__(shop.grade, shop.queue_clock)
-        self.stored, self.writes = shop.stored, shop.writes
+        self.store = shop.store
         self.batch_max = 1
         self.reason: Behaviour | None = None
         """What happens after a write, before the worker hears of it."""

@@ -72,7 +72,6 @@ from keywise.core.source import (
     HeaderSource,
     LeaseFollowingSource,
     OutboxSource,
-    OutcomeSource,
     ParkingSource,
     RedrivingSource,
     Source,
@@ -82,7 +81,6 @@ from keywise.core.source import (
 from keywise.core.target import AliasSink, MovableSink, RenamingSink
 from keywise.core.transaction import MarkingTransaction, Transaction
 from keywise.core.transfer import LedgerTransfer
-from keywise.flow.handover import HandoverQueue
 
 # Sources.
 SOURCE: tuple[type[Source], ...] = (
@@ -109,7 +107,6 @@ PARKING_SOURCE: tuple[type[ParkingSource], ...] = (
 )
 OUTBOX_SOURCE: tuple[type[OutboxSource], ...] = (PostgresSource,)
 HEADER_SOURCE: tuple[type[HeaderSource], ...] = (RabbitSource, SqsSource, PubSubSource)
-OUTCOME_SOURCE: tuple[type[OutcomeSource], ...] = (HandoverQueue,)
 ACK_TIMEOUT_SOURCE: tuple[type[AckTimeoutSource], ...] = (RabbitSource,)
 BACKLOG_SOURCE: tuple[type[BacklogSource], ...] = (RabbitSource, SqsSource, PubSubSource)
 REDRIVING_SOURCE: tuple[type[RedrivingSource], ...] = (PubSubSource,)

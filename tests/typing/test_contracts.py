@@ -21,6 +21,7 @@ from tidy.tree import expect_none
 
 NO_ADAPTERS = {
     "AsyncResource": "a part of the contracts of sources, ledgers, sinks and serial stores",
+    "OutcomeSource": "served by the queue between two parts of one process",
     "Reporter": "served by observers of the package",
 }
 """Contracts of core that no adapter is listed under, with the reason."""

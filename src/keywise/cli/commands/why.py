@@ -39,6 +39,7 @@ FORECASTS = {
     "granted": "is applied",
     "stale": "is stale: acked, nothing is written",
     "duplicate": "is a duplicate: acked, nothing is written",
+    "removed": "is acked, nothing is written: an operator has removed this version",
     "busy": "waits for the key{wait}",
     "deferred": "waits for the newer write whose outcome is unknown{wait}",
     "probation": "is applied on probation, because a worker died with this key",
