@@ -46,6 +46,7 @@ class AnnouncementSource:
 
     def __init__(self, source: Source, dialect: Dialect, selection: ObjectSelection, fix_scale: FixScale) -> None:
         self._source = source
+        self._redriving = source if isinstance(source, RedrivingSource) else None
         self._dialect = dialect
         self._selection = selection
         self._fix_scale = fix_scale
@@ -81,7 +82,7 @@ class AnnouncementSource:
         return [one for one in parts if (one.message, one.receipt) in lost]
 
     def last_delivery(self, delivery: Delivery) -> str:
-        return self._source.last_delivery(delivery) if isinstance(self._source, RedrivingSource) else ""
+        return self._redriving.last_delivery(delivery) if self._redriving is not None else ""
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         await self._end(deliveries, None)

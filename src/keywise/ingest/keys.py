@@ -41,4 +41,11 @@ def _hashed(encoded: bytes, most: int) -> str:
     return encoded[: most - len(ending)].decode(errors="ignore") + ending
 
 
-is_shortened = re.compile(rf".*{HASH_MARK}[0-9a-f]{{64}}", re.DOTALL).fullmatch
+def is_shortened(uri: str) -> bool:
+    """Whether a text ends like the key of a long URI."""
+    # Only the end is looked at: a search through the whole costs more than all else that is done with a key.
+    return _is_ending(uri[-ENDING_LENGTH:]) is not None
+
+
+ENDING_LENGTH = len(HASH_MARK) + 64
+_is_ending = re.compile(rf"{HASH_MARK}[0-9a-f]{{64}}").fullmatch
