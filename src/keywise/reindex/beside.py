@@ -11,7 +11,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from keywise.core import events
-from keywise.core.controls import ReindexRun
+from keywise.core.controls import Controls, ReindexRun, RunState
 from keywise.core.entry import Claim, Refusal
 from keywise.core.errors import UnavailableError
 from keywise.core.origin import Origin
@@ -25,7 +25,7 @@ from keywise.reindex.catch_up import CatchUp
 from keywise.reindex.gate import Gate, failing
 from keywise.reindex.report import report_run
 from keywise.reindex.run_state import replace_run
-from keywise.reindex.shards import CATCH_UP, CatchUpProgress, ShardLedger, order_at
+from keywise.reindex.shards import CATCH_UP, CatchUpProgress, ShardLedger
 from keywise.reindex.swap import Swap
 from keywise.reindex.target_writer import TargetWriter
 
@@ -59,7 +59,8 @@ class BesideWork:
         if isinstance(claim, Refusal):
             return
         try:
-            if claim.order == order_at(self._run.generation):  # Else a later run has begun.
+            # Else it was swapped, and a rollback may have begun: the same scope describes another target then.
+            if await self._is_current():
                 self._progress = CatchUpProgress(steps=claim.position.place if claim.position is not None else 0)
                 await self._work(claim, is_over)
             await self._shards.release(claim)
@@ -137,10 +138,24 @@ class BesideWork:
             name = self._pipeline.name
             self._pipeline.emit(events.SwapRefused(pipeline=name, generation=run.generation, cause=cause))
 
+    async def _is_current(self) -> bool:
+        """Whether the run still catches up, or its swap has to be ended; under the claim, only its holder changes that.
+
+        This worker may have begun with controls that it read before the swap.
+        """
+        controls = await self._controls()
+        run, is_moving = controls.run, controls.move is not None
+        return run is not None and self._is_mine(run) and (run.state is RunState.CATCHING_UP or is_moving)
+
+    def _is_mine(self, run: ReindexRun) -> bool:
+        return (run.generation, run.into) == (self._run.generation, self._run.into)
+
     async def _current_run(self) -> ReindexRun:
-        controls = await self._pipeline.retry_until_reachable(LEDGER, self._pipeline.control_store.controls)
-        run = controls.run
-        return run if run is not None and run.generation == self._run.generation else replace(self._run, swaps=False)
+        run = (await self._controls()).run
+        return run if run is not None and self._is_mine(run) else replace(self._run, swaps=False)
+
+    async def _controls(self) -> Controls:
+        return await self._pipeline.retry_until_reachable(LEDGER, self._pipeline.control_store.controls)
 
     async def _repair(self, other: OpenPipeline, heartbeat: Heartbeat) -> None:
         """Repair what is suspect in the other target; in the live one, the workers do."""

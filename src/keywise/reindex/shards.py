@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from keywise.core.change import ChangeHeader, Order
 from keywise.core.clock import Clock, boot_time
-from keywise.core.entry import Advance, Claim, Commit, Entry, LeaseTerms, Level, Position, Refusal
+from keywise.core.entry import Advance, Claim, Commit, Entry, LeaseTerms, Level, Position, Refusal, RefusalReason
 from keywise.core.errors import AdminError
 from keywise.core.ledger import Failure, PluggedLedger, TransferableLedger
 from keywise.core.origin import Page, Shard
@@ -183,8 +183,15 @@ class ShardLedger:
         """Claim a shard, the sweep or a postponed row; the position of the claim says where to go on."""
         asked_at = self._clock()
         results = await self._ledger.claim([ChangeHeader(key, order_at(generation))], self._terms)
-        self._heartbeat.hold(results.granted, asked_at)
-        return results.granted[0] if results.granted else results.refused[key]
+        if not results.granted:
+            return results.refused[key]
+        [claim] = results.granted
+        if claim.order != order_at(generation):
+            # A later run has begun, and its position is no business of a worker that does not know of it yet.
+            await self._ledger.release([claim])
+            return Refusal(RefusalReason.BUSY)
+        self._heartbeat.hold([claim], asked_at)
+        return claim
 
     async def advance(self, claim: Claim, position: Position) -> Claim | None:
         """Keep a position; return the claim to go on with, or None if it is lost."""
