@@ -63,6 +63,24 @@ def test_a_rollback_loses_nothing_that_was_written_since_the_swap(catalogue):
     assert content == dict(sorted(({**ROWS, "k1": 5}).items() - {("k4", 1)}))
 
 
+def test_a_worker_that_learns_late_of_a_swap_leaves_both_targets_and_the_way_back_alone(catalogue):
+    async def story():
+        async with catalogue.working():
+            await catalogue.build("pages_1")
+            async with catalogue.acting() as admin:
+                before = run_of(await admin.pipeline.control_store.controls())
+            await catalogue.swap()
+            await catalogue.change("k1", 5)
+            await catalogue.until_settled("k1", 5)
+            await catalogue.run_late(before)
+            controls = await catalogue.roll_back()
+        return controls, await catalogue.content()
+
+    controls, content = run(story())
+    assert (run_of(controls).state, controls.target) == (RunState.COMPLETE, "pages_0")
+    assert content == dict(sorted({**ROWS, "k1": 5}.items()))
+
+
 def test_a_rollback_goes_to_rows_of_an_earlier_shape(catalogue):
     """The rows of the origin have got another content at the same versions, which is why the target was built again."""
 

@@ -7,6 +7,7 @@ have moved, and calls off any other.
 import asyncio
 import dataclasses
 from collections.abc import Callable
+from contextlib import suppress
 
 from msgspec.structs import replace
 
@@ -59,19 +60,33 @@ class BesideWork:
         if isinstance(claim, Refusal):
             return
         try:
-            if claim.order == order_at(self._run.generation):  # Else a later run has begun.
+            if claim.order == order_at(self._run.generation) and await self._goes_on():  # Else a later run has begun.
                 self._progress = CatchUpProgress(steps=claim.position.place if claim.position is not None else 0)
                 await self._work(claim, is_over)
             await self._shards.release(claim)
         except OvertakenError:
             pass
         except UnavailableError:
+            with suppress(UnavailableError):
+                await self._shards.release(claim)
             raise
         except Exception as error:
             # The origin runs user code, or a store refuses something. Some worker tries again later.
             await self._shards.fail(report_failure(self._pipeline, claim, error))
         finally:
             self._shards.drop(claim)
+
+    async def _goes_on(self) -> bool:
+        """Whether the run goes on as this worker knows it.
+
+        The worker that held the claim before may have swapped: the other target is the live one then, and the scope of
+        the ledger that described it describes the old one.
+        """
+        controls = await self._pipeline.retry_until_reachable(LEDGER, self._pipeline.control_store.controls)
+        run, known = controls.run, self._run
+        if run is None or (run.generation, run.into, run.live) != (known.generation, known.into, known.live):
+            return False
+        return run.is_active or controls.move is not None
 
     async def _work(self, claim: Claim, is_over: Callable[[], bool]) -> None:
         live = _with_token(self._pipeline, claim)
