@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers run publish schedule objects test check coverage faults sim mutants bench bench-peers chaos lock lock-peers \
+.PHONY: help setup servers run publish schedule objects reindex test check coverage faults sim mutants bench bench-peers chaos lock lock-peers \
 	lock-servers clean
 
 help: ## List the targets
@@ -38,6 +38,9 @@ schedule: $(READY) ## Accept care requests one at a time per market and day, on 
 
 objects: $(READY) ## Ingest log files from a bucket while workers are killed, beside a naive consumer
 	$(BIN)/python examples/objects/main.py --servers
+
+reindex: $(READY) ## Build a search again while its catalogue is edited, swap it in and go back, beside a naive script
+	$(BIN)/python examples/reindex/main.py --servers
 
 test: check coverage ## Style, types, tests, and the coverage threshold
 

@@ -1,6 +1,7 @@
 """A pipeline whose target is built beside the live one: rows of the test's own, a worker, and the operator's acts."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +14,8 @@ from keywise.core.sink import ReadableSink
 from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
-from keywise.reindex.admin import ReindexAdmin
+from keywise.reindex.admin import ReindexAdmin, needs_origin
+from keywise.reindex.beside import BesideWork
 from keywise.reindex.plan import RunPlan
 
 LOOK_S = 0.02
@@ -106,6 +108,17 @@ class Catalogue:
         async with self.acting() as admin:
             await admin.rollback()
             return await self.until(admin.pipeline, lambda controls: not run_of(controls).swaps)
+
+    async def run_late(self, run: ReindexRun) -> None:
+        """Let another worker take part in a run as it has seen it some time ago, for one pass."""
+        async with self.acting() as admin:
+            pipeline = admin.pipeline
+            assert pipeline.origin is not None and pipeline.open_target is not None
+            _, shards = needs_origin(pipeline)
+            looks = itertools.count()
+            async with pipeline.open_target(run.into, run.generation) as other:
+                work = BesideWork(pipeline, other, pipeline.origin, shards, run)
+                await work.run(lambda: next(looks) > 0)
 
     async def until(self, pipeline: OpenPipeline, holds: Callable[[Controls], bool]) -> Controls:
         while True:

@@ -63,6 +63,69 @@ def test_a_rollback_loses_nothing_that_was_written_since_the_swap(catalogue):
     assert content == dict(sorted(({**ROWS, "k1": 5}).items() - {("k4", 1)}))
 
 
+def test_a_worker_that_learns_late_of_a_swap_leaves_both_targets_and_the_way_back_alone(catalogue):
+    async def story():
+        async with catalogue.working():
+            await catalogue.build("pages_1")
+            async with catalogue.acting() as admin:
+                before = run_of(await admin.pipeline.control_store.controls())
+            await catalogue.swap()
+            await catalogue.change("k1", 5)
+            await catalogue.until_settled("k1", 5)
+            await catalogue.run_late(before)
+            controls = await catalogue.roll_back()
+        return controls, await catalogue.content()
+
+    controls, content = run(story())
+    assert (run_of(controls).state, controls.target) == (RunState.COMPLETE, "pages_0")
+    assert content == dict(sorted({**ROWS, "k1": 5}.items()))
+
+
+def test_a_rollback_goes_to_rows_of_an_earlier_shape(catalogue):
+    """The rows of the origin have got another content at the same versions, which is why the target was built again."""
+
+    async def story():
+        async with catalogue.working():
+            for key in ROWS:
+                await catalogue.change(key, 1)
+                catalogue.origin.put(key, 1, words="a new field")
+            await catalogue.until_settled("k29", 1)
+            await catalogue.build("pages_1")
+            await catalogue.swap()
+            return await catalogue.roll_back()
+
+    controls = run(story())
+    assert [one.cause for one in catalogue.events if isinstance(one, SwapRefused)] == []
+    assert (run_of(controls).state, controls.target) == (RunState.COMPLETE, "pages_0")
+
+
+def test_a_rollback_to_a_target_with_a_missing_or_an_older_row_is_refused_by_name(catalogue):
+    async def story():
+        async with catalogue.working():
+            for key in ROWS:
+                await catalogue.change(key, 2)
+            await catalogue.until_settled("k29", 2)
+            await catalogue.build("pages_1")
+            await catalogue.swap()
+            for statement in (
+                "delete from pages_0 where key = 'k7'",
+                "update pages_0 set version = 1 where key = 'k8'",
+            ):
+                async with catalogue.acting() as admin, admin.pipeline.ledger.transaction() as transaction:
+                    done = transaction.connection.execute(statement)
+                    if inspect.isawaitable(done):
+                        await done
+            controls = await catalogue.roll_back()
+            async with catalogue.acting() as admin:
+                return controls, await admin.verify()
+
+    controls, gate = run(story())
+    assert (run_of(controls).state, controls.target) == (RunState.CATCHING_UP, "pages_1")
+    keys, sample = gate.failing
+    assert keys.value == "29 in the target, 30 by the ledger"
+    assert "'k7' (missing)" in sample.value and "'k8' (older)" in sample.value
+
+
 def test_a_target_with_a_missing_row_is_refused_by_name(catalogue):
     async def story():
         async with catalogue.working():

@@ -7,6 +7,7 @@ have moved, and calls off any other.
 import asyncio
 import dataclasses
 from collections.abc import Callable
+from contextlib import suppress
 
 from msgspec.structs import replace
 
@@ -67,6 +68,8 @@ class BesideWork:
         except OvertakenError:
             pass
         except UnavailableError:
+            with suppress(UnavailableError):
+                await self._shards.release(claim)
             raise
         except Exception as error:
             # The origin runs user code, or a store refuses something. Some worker tries again later.

@@ -14,7 +14,7 @@ from keywise.core.origin import Origin
 from keywise.core.sink import Content, ReadableSink
 from keywise.core.target import MovableSink
 from keywise.flow.pipeline import OpenPipeline
-from keywise.operate.reconcile import difference
+from keywise.operate.reconcile import Difference, Kind, difference
 from keywise.reindex.comparison import NAMED_MAX
 from keywise.reindex.report import RunReport
 from keywise.reindex.shards import entries_of
@@ -79,7 +79,7 @@ class Gate:
         lines = [] if run.is_rollback else _rows_of(report, await self._dead_examples(report))
         lines += self._passes(report)
         lines += await self._suspects()
-        lines += await self._content(await sink.count(run.into))
+        lines += await self._content(run, await sink.count(run.into))
         lines.append(GateLine("target", faults[0] if faults else "ready", not faults, is_passing=True))
         return lines
 
@@ -140,13 +140,13 @@ class Gate:
 
     # Content.
 
-    async def _content(self, held: int) -> list[GateLine]:
+    async def _content(self, run: ReindexRun, held: int) -> list[GateLine]:
         """Compare the number of keys with the ledger, and some of them field by field with the origin."""
         rows, sample = 0, dict[str, Entry]()
         async for key, entry in self._rows():
             rows += 1
             self._choose(sample, rows, key, entry)
-        wrong = await self._wrong(sample)
+        wrong = await self._wrong(run, sample)
         compared = (
             f"{len(sample):,} keys" if isinstance(self._other.sink, ReadableSink) else "the target cannot be read"
         )
@@ -173,32 +173,38 @@ class Gate:
             del sample[self._rng.choice(list(sample))]
             sample[key] = entry
 
-    async def _wrong(self, sample: Mapping[str, Entry]) -> list[str]:
+    async def _wrong(self, run: ReindexRun, sample: Mapping[str, Entry]) -> list[str]:
         if not isinstance(self._other.sink, ReadableSink):
             return []
         wrong, keys = list[str](), list(sample)
         for start in range(0, len(keys), FETCH_KEYS):
             some = keys[start : start + FETCH_KEYS]
             truths, held = await self._origin.fetch(some), await self._other.sink.read(some)
-            wrong += self._differing({key: sample[key] for key in some}, truths, held)
+            found = self._differing({key: sample[key] for key in some}, truths, held)
+            # The old target may have the rows in the shape that they had before: that is what it was left for.
+            wrong += [_described(one) for one in found if not (run.is_rollback and one.kind is Kind.DIFFERENT)]
         return wrong
 
     def _differing(
         self, entries: Mapping[str, Entry], truths: Mapping[str, bytes], held: Mapping[str, Content]
-    ) -> list[str]:
+    ) -> list[Difference]:
         wrong = []
         for key, entry in entries.items():
             try:
                 truth = self._live.reader.read_one(truths[key]) if key in truths else None
             except MalformedError as error:
-                wrong.append(f"{key!r} (its row cannot be read: {error})")
+                wrong.append(Difference(key, Kind.FAILED, detail=f"its row cannot be read: {error}"))
                 continue
             assert entry.mark is not None, "only keys with a row are chosen"
             if truth is None or truth.version != entry.mark[1]:
                 continue  # The origin has moved on, and the live changes follow.
             if (found := difference(key, truth, held.get(key), entry)) is not None:
-                wrong.append(f"{key!r} ({found.kind.value}{f': {found.detail}' if found.detail else ''})")
+                wrong.append(found)
         return wrong
+
+
+def _described(one: Difference) -> str:
+    return f"{one.key!r} ({one.kind.value}{f': {one.detail}' if one.detail else ''})"
 
 
 def _rows_of(report: RunReport, dead_examples: str) -> list[GateLine]:

@@ -53,3 +53,29 @@ def test_an_index_built_beside_goes_live_and_the_old_one_comes_back_with_all_tha
         server.ask("DELETE", f"/{name}-*")
     assert content == dict(sorted(({**ROWS, "k1": 2, "k3": 3, "k5": 5}).items() - {("k2", 1), ("k4", 1)}))
     assert built["index.refresh_interval"] == "7s"
+
+
+def test_a_worker_that_learns_late_of_a_swap_hides_nothing_from_a_rollback(tmp_path):
+    """It would write to the index that is live now, and note that for the old one, which would not get it any more."""
+    server, name = shared.opensearch(), f"swapped_{next(_numbers)}"
+    server.ask("PUT", f"/{name}-0", {"aliases": {name: {}}, "settings": {"number_of_replicas": 0}})
+    catalogue = Catalogue(f"sqlite:///{tmp_path / 'ledger.db'}", f"{server.url}/{name}", ROWS)
+
+    async def story():
+        async with catalogue.working():
+            await catalogue.build(f"{name}-1")
+            async with catalogue.acting() as admin:
+                before = run_of(await admin.pipeline.control_store.controls())
+            await catalogue.swap()
+            await catalogue.change("k1", 5)
+            await catalogue.until_settled("k1", 5)
+            await catalogue.run_late(before)
+            controls = await catalogue.roll_back()
+        return controls, await catalogue.content()
+
+    try:
+        controls, content = run(story(), limit_s=100)
+    finally:
+        server.ask("DELETE", f"/{name}-*")
+    assert (run_of(controls).state, controls.target) == (RunState.COMPLETE, f"{name}-0")
+    assert content == dict(sorted({**ROWS, "k1": 5}.items()))
