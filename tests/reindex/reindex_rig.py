@@ -87,10 +87,10 @@ class Works(Shop):
         if ledger:
             self.url = ledger
             self.app = keywise.App(ledger, observers=[self.events.append])
-        self.definition = self.app.pipeline(
-            "shop", key="key", version="version", deleted={"gone": [True]}, **(SOON | options)
-        )
+        route = {} if "read" in options else {"key": "key", "version": "version", "deleted": {"gone": [True]}}
+        self.definition = self.app.pipeline("shop", **(route | SOON | options))
         self.definition.source(self.url).origin(origin)
+        self.origin = origin
         if handler is None:
             self.definition.sink(sink or f"{self.url}?table=stock")
         else:
@@ -108,8 +108,11 @@ class Works(Shop):
             yield admin, ReindexAdmin(admin, note)
 
     async def start(self, **plan: Any) -> ReindexRun:
+        """Start a run. The origin forgets the pages that were read for its checks."""
         async with self.operated() as (_, reindex):
-            return await reindex.start(RunPlan(**plan))
+            started = await reindex.start(RunPlan(**plan))
+        self.origin.scans.clear()
+        return started
 
     async def pause(self) -> ReindexRun:
         async with self.operated() as (_, reindex):

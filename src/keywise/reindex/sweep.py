@@ -221,7 +221,7 @@ class Sweep:
                 self._shards.drop(claim)
 
     async def _end(self) -> None:
-        """End the run, or let it catch up. A complete run over all rows is a full resync, so none is due any more."""
+        """End the run, or let it catch up."""
         pipeline = self._pipeline
         if self._run.is_beside:
             await move_run(pipeline, self._run, RunState.CATCHING_UP)
@@ -230,7 +230,7 @@ class Sweep:
             return
         self.has_ended = True
         if not self._run.is_partial:
-            await pipeline.retry_until_reachable(LEDGER, lambda: pipeline.admin.mark_suspect([], False))
+            await self._end_resync()
         report = await pipeline.retry_until_reachable(LEDGER, lambda: report_run(pipeline, self._shards))
         if report is not None and report.run.generation == self._run.generation:
             pipeline.emit(
@@ -242,6 +242,16 @@ class Sweep:
                     gone=report.swept.get(GONE, 0),
                 )
             )
+
+    async def _end_resync(self) -> None:
+        """Note that no full resync is due any more: a complete run over all rows is one.
+
+        One that has fallen due since the run began stays: the ledger may have lost the marks of rows read before.
+        """
+        pipeline = self._pipeline
+        controls = await pipeline.retry_until_reachable(LEDGER, pipeline.control_store.controls)
+        if 0 < controls.resync_at <= self._run.started_at:
+            await pipeline.retry_until_reachable(LEDGER, lambda: pipeline.admin.mark_suspect([], False))
 
 
 def delete_limit(delete_max: int | None, keys: int) -> int:
