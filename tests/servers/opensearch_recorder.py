@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 from yarl import URL
 
-FIELDS = "&filter_path=errors,items.*.status,items.*.error,items.*._id,items.*._version,items.*._seq_no"
+FIELDS = "&filter_path=errors,items.*.status,items.*.error,items.*._index,items.*._id,items.*._version,items.*._seq_no"
 KEPT = {"content-type", "authorization"}
 BODY_MAX = 64 * 1024 * 1024
 
@@ -21,10 +21,13 @@ class Accepted(msgspec.Struct, frozen=True, gc=False):
     key: str
     version: int
     deleted: bool
+    index: str = ""
+    """The index itself, also if it was written by the name of an alias."""
 
 
 class _Item(msgspec.Struct, gc=False):
     status: int
+    index: str = msgspec.field(name="_index", default="")
     key: str = msgspec.field(name="_id", default="")
     version: int = msgspec.field(name="_version", default=0)
     number: int = msgspec.field(name="_seq_no", default=-1)
@@ -73,7 +76,7 @@ class OpenSearchRecorder:
                 if one.number < 0 or one.status == 409:
                     self.refused += 1
                 else:
-                    accepted = Accepted(one.number, one.key, one.version, action == "delete")
+                    accepted = Accepted(one.number, one.key, one.version, action == "delete", one.index)
                     self.accepted.append(accepted)
                     self.on_accepted(accepted)
 
