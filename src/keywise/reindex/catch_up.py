@@ -66,13 +66,17 @@ class CatchUp:
         await self._end_expired(comparison, is_last=is_last)
         self._passes += 1
         stuck_since = started - self._live.settings.horizon_s
+        stuck = [key for key, since in self._lagging.items() if since <= stuck_since]
+        gone = [gap.key for gap in one.gone] if len(one.gone) > one.gone_max else []
         return CatchUpProgress(
             passes=self._passes,
             keys=comparison.rows,
             behind=one.behind,
             lagging=len(one.lagging),
-            stuck=sum(since <= stuck_since for since in self._lagging.values()),
-            gone=len(one.gone) if len(one.gone) > one.gone_max else 0,
+            stuck=len(stuck),
+            stuck_keys=tuple(stuck[:NAMED_MAX]),
+            gone=len(gone),
+            gone_keys=tuple(gone[:NAMED_MAX]),
             unwritten=len(one.failed),
             failed=dict(list(one.failed.items())[:NAMED_MAX]),
             restless=tuple(comparison.restless),

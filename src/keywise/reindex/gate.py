@@ -19,10 +19,11 @@ from keywise.reindex.comparison import NAMED_MAX
 from keywise.reindex.report import RunReport
 from keywise.reindex.shards import entries_of
 from keywise.reindex.sweep import FETCH_KEYS
+from keywise.reindex.targets import fault_of_name
 
 SAMPLE_KEYS = 500
 DEAD, POSTPONED = "dead", "postponed"
-REBUILD = "the target was changed by other means; cancel the run, drop the target and build it again"
+REBUILD = "cancel the run, drop the target and build it again"
 
 
 class GateLine(msgspec.Struct, frozen=True):
@@ -79,6 +80,15 @@ class Gate:
         lines = [] if run.is_rollback else _rows_of(report, await self._dead_examples(report))
         lines += self._passes(report)
         lines += await self._suspects()
+        fault = await fault_of_name(self._live, run.live)
+        lines.append(
+            _line(
+                "name",
+                fault or f"stands for {run.live}",
+                not fault,
+                f"it was moved by other means; let it stand for {run.live} again",
+            )
+        )
         lines += await self._content(run, await sink.count(run.into))
         lines.append(GateLine("target", faults[0] if faults else "ready", not faults, is_passing=True))
         return lines
@@ -92,22 +102,23 @@ class Gate:
             _line("passes", f"{last.passes:,}", last.passes > 0, "the first one is under way", is_passing=True),
             _line(
                 "lagging",
-                f"{last.stuck:,} keys",
+                _keys(last.stuck, last.stuck_keys),
                 not last.stuck,
-                "the origin has had older rows than the live target, or none, for longer than the horizon",
+                "the origin has had older rows than the live target, or none, for longer than the horizon; the swap "
+                "waits until it has caught up",
                 is_passing=True,
             ),
             _line(
                 "gone",
-                f"{report.gone:,} keys",
+                _keys(report.gone, last.gone_keys if report.gone else ()),
                 not report.gone,
-                f"not in the origin; to delete them: {resume}",
+                f"the origin does not have them; to delete them, run {resume}",
             ),
             _line(
                 "not written",
-                f"{last.unwritten:,} keys" + (f" ({failed})" if failed else ""),
+                _keys(last.unwritten) + (f" ({failed})" if failed else ""),
                 last.unwritten <= run.accept_dead,
-                f"mend the cause, or swap without them with --accept-dead {last.unwritten}",
+                f"remove the cause, or swap without them with --accept-dead {last.unwritten}",
                 is_passing=True,
             ),
             _line(
@@ -122,13 +133,22 @@ class Gate:
     async def _suspects(self) -> list[GateLine]:
         live, other = await self._live.admin.counts(), await self._other.admin.counts()
         suspects = live.suspects + other.suspects
+        named = [key for one in (self._live, self._other) for key in await one.admin.suspects(NAMED_MAX, 0.0)]
         is_due = bool((await self._live.control_store.controls()).resync_at)
         return [
             _line(
-                "suspect", f"{suspects:,} keys", not suspects, "they are repaired after the horizon", is_passing=True
+                "suspect",
+                _keys(suspects, named[:NAMED_MAX]),
+                not suspects,
+                "workers repair them after the horizon",
+                is_passing=True,
             ),
             _line(
-                "resync", "due" if is_due else "not due", not is_due, "do it first: keys of the ledger may be missing"
+                "resync",
+                "due" if is_due else "not due",
+                not is_due,
+                "more keys may be wrong than the ledger knows; let upstream send everything again, then run keywise "
+                f"repair --resynced --pipeline {self._live.name}",
             ),
         ]
 
@@ -148,12 +168,22 @@ class Gate:
             self._choose(sample, rows, key, entry)
         wrong = await self._wrong(run, sample)
         compared = (
-            f"{len(sample):,} keys" if isinstance(self._other.sink, ReadableSink) else "the target cannot be read"
+            _count(len(sample), "key") if isinstance(self._other.sink, ReadableSink) else "the target cannot be read"
         )
         examples = f", wrong: {', '.join(wrong[:NAMED_MAX])}" if wrong else ""
         return [
-            _line("keys", f"{held:,} in the target, {rows:,} by the ledger", held == rows, REBUILD),
-            _line("sample", compared + examples, not wrong, f"{REBUILD}; or rows change without a new version"),
+            _line(
+                "keys",
+                f"{held:,} in the target, {rows:,} by the ledger",
+                held == rows,
+                f"something else has changed the target; {REBUILD}",
+            ),
+            _line(
+                "sample",
+                compared + examples,
+                not wrong,
+                f"something else has changed the target, or rows change without a new version; {REBUILD}",
+            ),
         ]
 
     async def _rows(self) -> AsyncIterator[tuple[str, Entry]]:
@@ -213,19 +243,29 @@ def _rows_of(report: RunReport, dead_examples: str) -> list[GateLine]:
     examples = f" ({dead_examples})" if dead_examples else ""
     return [
         _line("shards", f"{report.shards_read:,} of {run.shards:,} read", report.shards_read == run.shards),
-        _line("rows", f"{report.rows_read:,} read", report.reconciles, "their outcomes do not add up"),
+        _line("rows", f"{report.rows_read:,} read", report.reconciles, f"their outcomes do not add up; {REBUILD}"),
         _line(
             DEAD,
-            f"{dead:,} rows{examples}",
+            _count(dead, "row") + examples,
             dead <= run.accept_dead,
-            f"mend them and build again, or swap without them with --accept-dead {dead}",
+            f"correct their rows and build the target again, or swap without them with --accept-dead {dead}",
         ),
-        _line(POSTPONED, f"{report.postponed:,} rows", not report.postponed, is_passing=True),
+        _line(POSTPONED, _count(report.postponed, "row"), not report.postponed, is_passing=True),
     ]
 
 
 def _line(name: str, value: str, is_ok: bool, advice: str = "", *, is_passing: bool = False) -> GateLine:
     return GateLine(name, value, is_ok, "" if is_ok else advice, is_passing)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def _keys(number: int, some: Sequence[str] = ()) -> str:
+    """Count keys, and name some of them."""
+    more = ", …" if number > len(some) else ""
+    return _count(number, "key") + (f" ({', '.join(map(repr, some))}{more})" if some else "")
 
 
 def failing(lines: Sequence[GateLine]) -> list[GateLine]:

@@ -123,8 +123,12 @@ class CatchUpProgress(msgspec.Struct, frozen=True):
     """How many of them wait for the origin: it has an older row than the live target, or none."""
     stuck: int = 0
     """How many of those have waited for longer than the horizon."""
+    stuck_keys: tuple[str, ...] = ()
+    """Some of these."""
     gone: int = 0
     """How many keys are gone from the origin, if the run may not delete so many."""
+    gone_keys: tuple[str, ...] = ()
+    """Some of these."""
     unwritten: int = 0
     """How many keys could not be written."""
     failed: Mapping[str, str] = {}

@@ -13,6 +13,7 @@ from keywise.flow.pipeline import LEDGER, OpenPipeline
 from keywise.reindex.barrier import Barrier
 from keywise.reindex.catch_up import CatchUp
 from keywise.reindex.comparison import Comparison
+from keywise.reindex.targets import fault_of_name
 
 HELD_LOOK_S = 0.05
 """How often a swap looks whether claims are still held."""
@@ -83,9 +84,15 @@ class Swap:
 
     async def _move(self, move: Move, began: float) -> str:
         """Move the name; return why that was called off."""
-        sink = self._live.sink
+        live, sink = self._live, self._live.sink
         if isinstance(sink, RenamingSink):
             return await self._rename(sink, move, began)
+        # After the call is noted, changes would wait until the store is back, or an operator moves the name back.
+        try:
+            if cause := await fault_of_name(live, move.before):
+                return cause
+        except UnavailableError as error:
+            return str(error)
         noted = await self._barrier.change_live(lambda controls: _called(controls, move))
         if noted.move is None or not noted.move.is_called:
             return "the run was ended meanwhile"

@@ -48,6 +48,16 @@ async def check_beside(pipeline: OpenPipeline, controls: Controls, plan: RunPlan
     return live
 
 
+async def fault_of_name(pipeline: OpenPipeline, live: str) -> str:
+    """Return why the name of the sink cannot move away from the live target: it stands for another one; else empty."""
+    sink = needs_targets(pipeline)
+    try:
+        current = await sink.current_target()
+    except AdminError as error:
+        return str(error)
+    return "" if current == live else f"the name of the sink stands for {current}, and not for {live}"
+
+
 def left_target(controls: Controls) -> tuple[str, int] | None:
     """Return the target beside the live one that no run fills, and the generation of its scope; None if there is none.
 
