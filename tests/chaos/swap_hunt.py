@@ -1,15 +1,12 @@
 """Moves the name of a sink there and back while rows are edited and workers are killed and stopped, and judges it."""
 
 import asyncio
-import os
 import random
 import re
 import signal
 import sqlite3
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +21,7 @@ from chaos.swap_judge import SwapJudge, Written
 from chaos.swap_stores import ControlsNote, OpenSearchIndexes, SqliteTables, SwapStore
 from chaos.swap_worker import SwapAssignment, app_of
 from keywise.core.clock import boot_time
-from keywise.core.controls import Controls, ReindexRun, RunState
-from keywise.core.entry import Entry
+from keywise.core.controls import ReindexRun, RunState
 from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat

@@ -166,7 +166,9 @@ POSTGRES_NOTED = (
     "create trigger noted after insert or update or delete on {table} for each row execute function note_row('{label}')"
 )
 LOG_ROWS = "select op, place, key, version, detail, at from log order by seq"
-UPSERT = "insert into truth values ({marks}) on conflict (id) do update set version = excluded.version, text = excluded.text"
+UPSERT = (
+    "insert into truth values ({marks}) on conflict (id) do update set version = excluded.version, text = excluded.text"
+)
 
 
 class PostgresRows:

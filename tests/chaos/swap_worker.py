@@ -1,4 +1,4 @@
-"""A worker process of the tests that takes part in swaps. It can kill or stop itself at a step of one, or wait there."""
+"""A worker process of the tests that takes part in swaps: it can kill or stop itself at a step of one, or wait there."""
 
 import asyncio
 import os
@@ -87,7 +87,7 @@ def _with_step(
 
 async def _take(assignment: SwapAssignment, note: Callable[[str], None]) -> None:
     notes = Path(assignment.notes)
-    if REACHED in notes.read_text():
+    if _was_reached(notes):
         return
     note(f"{REACHED}{assignment.step}")
     match assignment.act:
@@ -96,8 +96,16 @@ async def _take(assignment: SwapAssignment, note: Callable[[str], None]) -> None
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "wait":
-            while not (notes.parent / GO).exists():
+            while not _may_go(notes):  # noqa: ASYNC110 - another process writes the file
                 await asyncio.sleep(LOOK_S)
+
+
+def _was_reached(notes: Path) -> bool:
+    return REACHED in notes.read_text()
+
+
+def _may_go(notes: Path) -> bool:
+    return (notes.parent / GO).exists()
 
 
 def main() -> None:
