@@ -80,7 +80,7 @@ from keywise.core.source import (
 )
 from keywise.core.target import AliasSink, MovableSink, RenamingSink
 from keywise.core.transaction import MarkingTransaction, Transaction
-from keywise.core.transfer import LedgerTransfer
+from keywise.core.transfer import ComparingTransfer, LedgerTransfer
 
 # Sources.
 SOURCE: tuple[type[Source], ...] = (
@@ -150,6 +150,7 @@ LEDGER_TRANSFER: tuple[type[LedgerTransfer], ...] = (
     PostgresLedgerTransfer,
     RedisLedgerTransfer,
 )
+COMPARING_TRANSFER: tuple[type[ComparingTransfer], ...] = (PostgresLedgerTransfer,)
 WORKING_SET: tuple[type[WorkingSet], ...] = (
     MemoryWorkingSet,
     SqliteWorkingSet,

@@ -1,7 +1,7 @@
 """The contract of a ledger that can be copied."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -46,3 +46,23 @@ class LedgerTransfer(Protocol):
 
     async def tokens_above(self, floor: int) -> int:
         """Grant only tokens above `floor` from now on; return a token that no earlier one exceeds."""
+
+
+class ScopeDifferences(msgspec.Struct, frozen=True):
+    """At which keys two scopes of a store differ."""
+
+    rows: int
+    """How many keys of this scope have a mark that is no deletion."""
+    entries: Sequence[tuple[str, Entry | None, Entry | None]]
+    """The keys whose version or deletion differs, or with which something is going on, and the entries of both."""
+
+
+@runtime_checkable
+class ComparingTransfer(Protocol):
+    """The ability of a store to compare two of its scopes itself, which is faster than to read both."""
+
+    async def compare(self, other: LedgerTransfer, limit: int) -> ScopeDifferences | None:
+        """Compare this scope with another one; return None if that is in another store, or too much differs.
+
+        `limit` is the number of keys from which on it counts as too much.
+        """

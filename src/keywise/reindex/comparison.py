@@ -1,15 +1,18 @@
-"""Compares two targets key by key, by what the ledger knows of both; no store is read for it."""
+"""Compares two targets key by key, by what the ledger knows of both; no sink is read for it."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 import msgspec
 
 from keywise.core.entry import Entry
 from keywise.core.ledger import Ledger, TransferableLedger
+from keywise.core.transfer import ComparingTransfer, ScopeDifferences
 from keywise.reindex.gap import UNKNOWN_KEY, Gap, KeyState, gap_of, state_of
 from keywise.reindex.shards import entries_of
 
+DIFFERENT_MAX = 20_000
+"""Fewer keys at which the targets differ are read at once. With more of them, all entries are read, in pages."""
 NAMED_MAX = 5
 """How many keys are named at most."""
 
@@ -24,7 +27,11 @@ class KeyGap(msgspec.Struct, frozen=True):
 
 
 class Comparison:
-    """One comparison of all keys. The marks of one target are kept in memory meanwhile: about 200 bytes a key."""
+    """One comparison of all keys.
+
+    The ledger does it where it can. Otherwise all entries are read, and the marks of one target are kept in memory
+    meanwhile: about 200 bytes a key.
+    """
 
     def __init__(self, live: Ledger, other: Ledger, now: float) -> None:
         assert isinstance(live, TransferableLedger), "a run starts only on a ledger that can list its entries"
@@ -41,6 +48,28 @@ class Comparison:
 
     async def gaps(self) -> AsyncGenerator[KeyGap, None]:
         """Yield the keys at which the targets differ."""
+        if (differences := await self._compared()) is not None:
+            for gap in self._gaps_among(differences):
+                yield gap
+            return
+        async with aclosing(self._gaps_of_all()) as gaps:
+            async for gap in gaps:
+                yield gap
+
+    async def _compared(self) -> ScopeDifferences | None:
+        """Let the ledger compare the targets; return None if it cannot, or too much differs."""
+        live, other = self._live.transfer, self._other.transfer
+        return await live.compare(other, DIFFERENT_MAX) if isinstance(live, ComparingTransfer) else None
+
+    def _gaps_among(self, differences: ScopeDifferences) -> Iterator[KeyGap]:
+        self.rows = differences.rows
+        for key, of_live, of_other in differences.entries:
+            live = self._state(key, of_live, self.expired_live)
+            other = self._state(key, of_other, self.expired_other)
+            if (gap := gap_of(live, other)) is not Gap.NONE:
+                yield KeyGap(key, gap, live, other)
+
+    async def _gaps_of_all(self) -> AsyncGenerator[KeyGap, None]:
         others: dict[str, KeyState] = {}
         async with aclosing(entries_of(self._other)) as entries:
             async for key, entry in entries:
@@ -55,7 +84,9 @@ class Comparison:
             if (gap := gap_of(UNKNOWN_KEY, other)) is not Gap.NONE:
                 yield KeyGap(key, gap, UNKNOWN_KEY, other)
 
-    def _state(self, key: str, entry: Entry, expired: list[str]) -> KeyState:
+    def _state(self, key: str, entry: Entry | None, expired: list[str]) -> KeyState:
+        if entry is None:
+            return UNKNOWN_KEY
         if entry.token and entry.lease_until <= self._now:
             expired.append(key)
         state = state_of(entry)

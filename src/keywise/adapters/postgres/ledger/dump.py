@@ -16,9 +16,10 @@ from keywise.adapters.postgres.ledger.working_set import (
     record_of,
 )
 from keywise.core.controls import Controls, text_of
+from keywise.core.entry import Entry
 from keywise.core.key_encoding import decoded
 from keywise.core.statements import read_statements
-from keywise.core.transfer import TransferPage
+from keywise.core.transfer import LedgerTransfer, ScopeDifferences, TransferPage
 
 LETTERS_AT_ONCE = 50
 """Their bodies may be large."""
@@ -65,6 +66,23 @@ class PostgresLedgerTransfer:
             rows: Sequence[Any] = await connection.fetch(statement, *arguments)
             return rows
 
+    async def compare(self, other: LedgerTransfer, limit: int) -> ScopeDifferences | None:
+        if not isinstance(other, PostgresLedgerTransfer) or other._database is not self._database:
+            return None
+        async with self._scope.transaction(limit_s=SLOW_S) as connection:
+            await connection.execute(_BY_MERGING)
+            found = await connection.fetch(_SQL["different_keys"], self._scope.number, other._scope.number, limit)
+            [[rows]] = await connection.fetch(_SQL["row_count"], self._scope.number)
+        if len(found) >= limit:
+            return None
+        codes = [code for (code,) in found]
+        one, two = await self._entries(codes), await other._entries(codes)
+        return ScopeDifferences(rows, [(decoded(code), one.get(code), two.get(code)) for code in codes])
+
+    async def _entries(self, codes: Sequence[bytes]) -> dict[bytes, Entry | None]:
+        rows = await self._read(_SQL["entries_of_keys"], self._scope.number, codes)
+        return {code: entry_of(row, text, rate_at) for code, *row, text, rate_at in rows}
+
     async def add(self, page: TransferPage) -> None:
         async with self._scope.transaction(limit_s=SLOW_S) as connection:
             working_set = PostgresWorkingSet(self._scope, connection)
@@ -92,4 +110,6 @@ class PostgresLedgerTransfer:
         return ((int(last) + 1) << TOKEN_NONCE_BITS) - 1
 
 
+# Without statistics the planner may take a scope for empty, and look through all of it once for each key of the other.
+_BY_MERGING = "set local enable_nestloop = off"
 _BY_INDEX = "set local enable_seqscan = off; set local enable_bitmapscan = off"

@@ -22,6 +22,25 @@ left join lateral (select * from keywise_active where scope = $1 and key = wante
 left join lateral (select * from keywise_rates where scope = $1 and key = wanted.key offset 0) as rates on true
 order by wanted.key;
 
+-- Columns are null for what is usual, and for a key that only one scope knows.
+-- name: different_keys
+select key
+from (select key, era, version, deleted, active from keywise_marks where scope = $1) as one
+full join (select key, era, version, deleted, active from keywise_marks where scope = $2) as other using (key)
+where (one.era, one.version, one.deleted) is distinct from (other.era, other.version, other.deleted)
+    or one.active or other.active
+limit $3;
+
+-- name: row_count
+select count(*) from keywise_marks where scope = $1 and version is not null and deleted is null;
+
+-- name: entries_of_keys
+select
+    wanted.key, marks.era, marks.version, marks.generation, marks.deleted, marks.updated_at, active.entry, null
+from unnest($2::bytea[]) as wanted (key)
+left join lateral (select * from keywise_marks where scope = $1 and key = wanted.key offset 0) as marks on true
+left join lateral (select * from keywise_active where scope = $1 and key = wanted.key offset 0) as active on true;
+
 -- name: letters
 select id, buried_at, cause, body, key, version, headers, sent_at, source, traceback, routing_key from keywise_letters
 where scope = $1 and id > $2 order by id limit $3;
