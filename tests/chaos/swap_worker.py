@@ -1,4 +1,4 @@
-"""A worker process of the tests that takes part in swaps: it can kill or stop itself at a step of one, or wait there."""
+"""A worker process of the tests that takes part in swaps: it can kill or stop itself at a step, or wait there."""
 
 import asyncio
 import os
