@@ -231,15 +231,21 @@ class ObjectRig:
 def sqlite_rig(folder: Path, place: Place | None = None, **options: Any) -> ObjectRig:
     """Queue, ledger and record table in one SQLite file; the objects are in a folder unless a place is given."""
     ledger = f"sqlite:///{folder}/ledger.db"
-    sink = options.pop("sink", f"{ledger}?table=logs")
+    sink = options.pop("sink", _record_table(ledger, options))
     return ObjectRig(place or Folder(folder / "objects"), ledger, sink=sink, **options)
 
 
 def postgres_rig(folder: Path, place: Place | None = None, **options: Any) -> ObjectRig:
     """Queue, ledger and record table in one Postgres database."""
     ledger = shared.postgres().create_database(fresh("objects"))
-    sink = options.pop("sink", f"{ledger}?table=logs")
+    sink = options.pop("sink", _record_table(ledger, options))
     return ObjectRig(place or Folder(folder / "objects"), ledger, sink=sink, **options)
+
+
+def _record_table(ledger: str, options: dict[str, Any]) -> str:
+    """The URL of a table that stores whole records, or the fields that the option `columns` lists."""
+    columns = options.pop("columns", "")
+    return f"{ledger}?table=logs&columns={columns}" if columns else f"{ledger}?table=logs"
 
 
 def orders_of(steps: Sequence[bytes]) -> list[tuple[bytes, ...]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from backports import zstd
 
-from ingest.object_rig import ObjectRig, ndjson, sqlite_rig
+from ingest.object_rig import ObjectRig, ndjson, postgres_rig, sqlite_rig
 from keywise.core import events
 from running import awaited
 
@@ -101,6 +101,25 @@ async def test_text_in_another_encoding_is_a_dead_letter_that_says_so(tmp_path: 
     assert causes and all(key.startswith(rig.place.uri("wide")) for key in causes)
     assert any("UTF-16" in cause or "UTF-8" in cause for cause in causes.values()), causes
     assert (await rig.records())["good"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("make", [sqlite_rig, pytest.param(postgres_rig, marks=pytest.mark.server("postgres"))])
+@awaited
+async def test_csv_without_a_column_that_the_table_stores_is_a_dead_letter_and_no_row_of_nulls(
+    make: Callable[..., ObjectRig], tmp_path: Path
+):
+    rig = make(tmp_path, format="csv", columns="level,text")
+    for name, content in {
+        "all": b"text,level,host\na,info,web-1\n",
+        "none": b"name,price\nchair,5\n",
+        "one": b"level\ninfo\n",
+    }.items():
+        await rig.put(name, content)
+    await rig.work_until_empty()
+    causes = {letter.key.rpartition("/")[2]: letter.cause for letter in await rig.letters()}
+    assert set(causes) == {"none", "one"}
+    assert "the CSV header lacks level, text, which the table stores; upload" in causes["none"]
+    assert "lacks text, which" in causes["one"]
 
 
 @awaited

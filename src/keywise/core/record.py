@@ -30,6 +30,10 @@ class Record(Change[T], Generic[T], gc=False):
 class RecordTable(Protocol):
     """The ability of an atomic sink to find the records of an object without the ledger's help."""
 
+    @property
+    def columns(self) -> Sequence[str]:
+        """The fields of a record that have columns of their own; none if the table holds whole bodies."""
+
     async def write(self, transaction: Transaction, changes: Sequence[Change[Any]]) -> None:
         """Do what `AtomicSink.write` does; every change is a `Record`."""
 

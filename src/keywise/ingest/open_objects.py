@@ -7,6 +7,7 @@ from keywise.core.change import Order, order_of
 from keywise.core.entry import Entry
 from keywise.core.errors import AdminError
 from keywise.core.object_store import ObjectStore
+from keywise.core.record import RecordTable
 from keywise.core.sink import is_atomic
 from keywise.flow.handover import HandoverQueue
 from keywise.flow.heartbeat import Heartbeat
@@ -15,6 +16,7 @@ from keywise.flow.settlement import Settlement
 from keywise.ingest.announcement import announced_again
 from keywise.ingest.envelope_writer import EnvelopeWriter
 from keywise.ingest.executor import ObjectExecutor
+from keywise.ingest.formats import CsvFormat
 from keywise.ingest.keys import is_shortened, object_key
 from keywise.ingest.notification import ObjectSelection
 from keywise.ingest.object_note import ContentNote
@@ -51,6 +53,7 @@ class OpenObjects:
 
     def executor(self, pipeline: OpenPipeline, settlement: Settlement, heartbeat: Heartbeat) -> ObjectExecutor:
         sink, settings = pipeline.sink, self.plan.settings
+        plan = _for_table(self.plan, sink) if isinstance(sink, RecordTable) else self.plan
         stopping = asyncio.Event()
         writer: PortionWriter
         if self._queue is not None:
@@ -66,7 +69,7 @@ class OpenObjects:
             heartbeat=heartbeat,
             store=self.store,
             selection=self.selection,
-            plan=self.plan,
+            plan=plan,
             writer=writer,
             decode=self._decode,
             gone_s=self.gone_s,
@@ -113,6 +116,13 @@ class OpenObjects:
                 "reads; announce one object through its source, and try again"
             )
         return order_of(0 if is_versioned else None)
+
+
+def _for_table(plan: ReadPlan, table: RecordTable) -> ReadPlan:
+    """Let a header of CSV need the columns of the table: one that it lacks would be null in every row."""
+    if not isinstance(plan.format, CsvFormat) or not table.columns:
+        return plan
+    return ReadPlan(plan.format.storing(table.columns), plan.settings, compression=plan.compression)
 
 
 def orders_seen(entry: Entry | None) -> Sequence[Order]:

@@ -39,6 +39,7 @@ class PostgresRecordTable:
         table.check(parts, "pg_")
         self.database = database
         self._user_table = table
+        self.columns = table.columns
         self._table = ".".join(map(quoted, parts))
         self._is_binary = False
         self._upsert = self._upsert_object = self._delete = self._delete_tail = self._find_tails = ""

@@ -26,7 +26,7 @@ class SqliteRecordTable:
         table.check([table.name], "sqlite_")
         self.database = database
         self._table = table
-        self._columns = table.columns
+        self.columns = table.columns
         name, stored = quoted(table.name), [quoted(one) for one in table.stored]
         uri, ordinal, version, *rest = stored
         self._create = (
@@ -69,10 +69,10 @@ class SqliteRecordTable:
         return deleted
 
     def _rows(self, records: Sequence[Record[Any]]) -> list[tuple[object, ...]]:
-        if not self._columns:
+        if not self.columns:
             return [(one.object, one.ordinal, one.version, one.body.decode()) for one in records if not one.deleted]
         kept = [one for one in records if not one.deleted]
-        return [(one.object, one.ordinal, one.version, *values_of(one.body, self._columns)) for one in kept]
+        return [(one.object, one.ordinal, one.version, *values_of(one.body, self.columns)) for one in kept]
 
     def _check(self, connection: sqlite3.Connection) -> None:
         name, uri, ordinal = self._table.name, self._table.object, self._table.ordinal

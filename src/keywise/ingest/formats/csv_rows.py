@@ -18,11 +18,18 @@ class CsvFormat:
     has_header = True
 
     def __init__(self, delimiter: str = ",", columns: Sequence[str] | None = None) -> None:
-        """`columns` are the names that the header must have, in any order; None accepts every header."""
+        """`columns` are all names that the header must have, in any order; None accepts every header."""
         if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
             raise SettingsError(f'delimiter={delimiter!r} must be one ASCII character, and neither " nor a line end')
         self._delimiter = delimiter.encode()
         self._columns = None if columns is None else tuple(columns)
+        self._stored: tuple[str, ...] = ()
+
+    def storing(self, columns: Sequence[str]) -> "CsvFormat":
+        """Return this format for a table that stores these columns: a header without one of them is refused."""
+        storing = CsvFormat(self._delimiter.decode(), self._columns)
+        storing._stored = tuple(columns)
+        return storing
 
     def framing(self) -> "QuotedFraming":
         return QuotedFraming()
@@ -32,6 +39,11 @@ class CsvFormat:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ObjectError(f"the CSV header has the columns {', '.join(twice)} twice; rename them in the object")
+        if lacking := [name for name in self._stored if name not in names]:
+            raise ObjectError(
+                f"the CSV header lacks {', '.join(lacking)}, which the table stores; "
+                "upload the object with these columns, or change columns= of the sink"
+            )
         if self._columns is None or set(names) == set(self._columns):
             return
         missing = [name for name in self._columns if name not in names]
