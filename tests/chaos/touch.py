@@ -37,6 +37,7 @@ def main() -> int:
         kills=options.kills,
         every_s=options.every,
         workers=options.workers,
+        lease=options.lease,
         seed=seed,
         limit_s=options.limit,
     )
@@ -92,6 +93,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=100, help="of workers, at random moments")
     parser.add_argument("--every", type=float, default=5.0, help="the mean number of seconds between two kills")
     parser.add_argument("--workers", type=int, default=plan.workers)
+    parser.add_argument("--lease", default="5s", help="of keys and shards; each kill costs about one")
     parser.add_argument("--limit", type=float, default=3600.0, help="how many seconds the run may take")
     parser.add_argument("--seed", type=int, help="of the moments; a run is not repeated exactly by it")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there, too")

@@ -42,7 +42,7 @@ ledger = "{ledger}"
 [pipeline.records]
 key = "id"
 version = "version"
-lease = "2s"
+lease = "{lease}"
 margin = "500ms"
 horizon = "2s"
 retry = {{ attempts = 3, backoff = "50ms", max = "500ms" }}
@@ -60,6 +60,7 @@ class TouchPlan(msgspec.Struct, frozen=True, kw_only=True):
     kills: int = 5
     every_s: float = 1.0
     workers: int = 3
+    lease: str = "2s"
     throttle_every: int = 20
     edit_every: int = 100
     """One touch in so many finds that a live edit has just raised the version of its row."""
@@ -103,7 +104,8 @@ async def play(
         proxy.throttle_every, proxy.is_noting = plan.throttle_every, False
         proxy.before = _observed(server, table, plan, tally)
         path = folder / "pipeline.toml"
-        path.write_text(APP.format(ledger=ledger, table=table, endpoint=proxy.url, shards=plan.shards))
+        text = APP.format(ledger=ledger, table=table, endpoint=proxy.url, shards=plan.shards, lease=plan.lease)
+        path.write_text(text)
         async with _opened(path) as pipeline:
             generation = await _start(pipeline)
             await _kill_until_ended(folder, path, pipeline, plan, tally, report)
