@@ -179,7 +179,7 @@ READABLE_SINK: tuple[type[ReadableSink], ...] = (
     OpenSearchSink,
     DynamoSink,
 )
-CAN_BE_EMPTY: tuple[type[CanBeEmpty], ...] = (SqliteSink, PostgresSink, OpenSearchSink)
+CAN_BE_EMPTY: tuple[type[CanBeEmpty], ...] = (SqliteSink, PostgresSink, OpenSearchSink, DynamoSink)
 MOVABLE_SINK: tuple[type[MovableSink], ...] = (MemorySink, MemoryTable, SqliteSink, PostgresSink, OpenSearchSink)
 ALIAS_SINK: tuple[type[AliasSink], ...] = (MemorySink, OpenSearchSink)
 RENAMING_SINK: tuple[type[RenamingSink], ...] = (MemoryTable, SqliteSink, PostgresSink)
