@@ -11,6 +11,9 @@ import pytest
 
 from adapters.publishing_stores import forget_deletions
 from keywise.core.controls import RunState
+from keywise.reindex.admin import needs_origin
+from keywise.reindex.plan import RunPlan
+from keywise.reindex.report import RunReport, report_run
 from reindex.catalogue import Catalogue, row, run_of
 from running import run
 from servers import shared
@@ -107,6 +110,33 @@ def test_a_rebuilt_index_equals_the_truth_after_the_swap_and_after_a_rollback(tm
     run(story(), limit_s=150)
     settings = server.ask("GET", f"/{new}/_settings?flat_settings=true")[new]["settings"]
     assert settings["index.gc_deletes"] == "0s", "the new index forgets as the old one does"
+
+
+def test_a_reindex_in_place_brings_nothing_back_though_its_origin_is_behind(tmp_path, name):
+    """The rows are as they were before: of pages that are unpublished, removed, and newer in the index."""
+    server, index = shared.opensearch(), f"{name}-0"
+    house = House(f"sqlite:///{tmp_path / 'ledger.db'}", f"{server.url}/{name}")
+    rows = dict(house.origin.rows)
+
+    async def story() -> RunReport:
+        async with house.working():
+            await house.publish_all()
+            for stage in STAGES:
+                await house.tell_stories(stage, index)
+            house.origin.rows = rows
+            await asyncio.to_thread(server.restart)
+            await asyncio.to_thread(forget_deletions, index)
+            async with house.acting() as admin:
+                await admin.start(RunPlan(is_checked=False))
+                await house.until(admin.pipeline, lambda controls: run_of(controls).state is RunState.COMPLETE)
+                report = await report_run(admin.pipeline, needs_origin(admin.pipeline)[1])
+        assert report is not None
+        return report
+
+    report = run(story(), limit_s=150)
+    assert server.documents(name) == house.truth
+    # Of each stage: removed, and removed and sent again; all others are newer than their rows.
+    assert report.counts == {"read": len(rows), "applied": PAGES, "removed": 2 * 4, "stale": 4 * 4}
 
 
 async def shown(index: str) -> dict[str, dict[str, Any]]:
