@@ -137,9 +137,11 @@ def _observed(server: DynamoDbServer, table: str, plan: TouchPlan, tally: TouchT
     begun = set[int]()
 
     def before(action: str, asked: Asked) -> None:
-        if action == "Scan" and "ExclusiveStartKey" in asked:
+        # A worker that starts also looks whether the table is empty, and names no segment.
+        is_page = action == "Scan" and "Segment" in asked
+        if is_page and "ExclusiveStartKey" in asked:
             begun.add(asked["Segment"])
-        elif action == "Scan":
+        elif is_page:
             tally.scans += 1
             tally.restarted += asked["Segment"] in begun
         if action != "UpdateItem":
