@@ -105,8 +105,6 @@ class Items:
         return {item["id"]["S"] for item in self._server.items(self.name)}
 
 
-
-
 @pytest.fixture(
     params=[
         "sqlite",

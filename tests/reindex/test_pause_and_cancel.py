@@ -170,7 +170,9 @@ def refuses_half_built(one: beside.Catalogue, live: str, half: str, whole: str) 
                         await act()
                 with pytest.raises(AdminError, match="no target to go back to"):
                     await admin.rollback()
-                with pytest.raises(AdminError, match=f"a cancelled run has left {half} beside the live target; drop it"):
+                with pytest.raises(
+                    AdminError, match=f"a cancelled run has left {half} beside the live target; drop it"
+                ):
                     await admin.start(RunPlan(into=whole, is_checked=False))
                 with pytest.raises(AdminError, match=half):
                     await admin.start(RunPlan(into=half, is_checked=False))

@@ -128,8 +128,14 @@ def test_keys_that_have_just_changed_are_not_compared(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
-        ([{"sku": key, "version": 1} for key in KEYS], r"6 of the first 6 rows cannot be read as messages.*\"sku\":\"k0\""),
-        ([{"key": key} for key in KEYS], r"6 of the first 6 rows cannot be read as messages.*missing required field `version`"),
+        (
+            [{"sku": key, "version": 1} for key in KEYS],
+            r"6 of the first 6 rows cannot be read as messages.*\"sku\":\"k0\"",
+        ),
+        (
+            [{"key": key} for key in KEYS],
+            r"6 of the first 6 rows cannot be read as messages.*missing required field `version`",
+        ),
     ],
     ids=["no messages", "no versions"],
 )
