@@ -41,30 +41,36 @@ class SearchIndex:
         return self._server.documents(self.name)
 
     def forget_deletions(self) -> None:
-        """Deletions are forgotten by a refresh some time after; one of its own tells when that was."""
-        self._write("proof", "DELETE", 7)
-        while not self._is_accepted("proof", 1):
-            self._server.ask("POST", f"/{self.name}/_refresh")
-        self._write("proof", "DELETE", 2)
+        forget_deletions(self.name)
 
     def writes(self) -> int:
         told = self._server.ask("GET", f"/{self.name}/_stats/indexing")["_all"]["primaries"]["indexing"]
         return int(told["index_total"])
 
-    def _is_accepted(self, key: str, version: int) -> bool:
-        try:
-            self._write(key, "PUT", version)
-        except AssertionError:
-            return False
-        return True
 
-    def _write(self, key: str, method: str, version: int) -> None:
-        path = f"/{self.name}/_doc/{key}?version={version}&version_type=external"
-        try:
-            self._server.ask(method, path, {} if method == "PUT" else None)
-        except AssertionError as error:
-            if "not_found" not in str(error):
-                raise
+def forget_deletions(index: str) -> None:
+    """Deletions are forgotten by a refresh some time after; one of its own tells when that was."""
+    _write(index, "proof", "DELETE", 7)
+    while not _is_accepted(index, "proof", 1):
+        shared.opensearch().ask("POST", f"/{index}/_refresh")
+    _write(index, "proof", "DELETE", 2)
+
+
+def _is_accepted(index: str, key: str, version: int) -> bool:
+    try:
+        _write(index, key, "PUT", version)
+    except AssertionError:
+        return False
+    return True
+
+
+def _write(index: str, key: str, method: str, version: int) -> None:
+    path = f"/{index}/_doc/{key}?version={version}&version_type=external"
+    try:
+        shared.opensearch().ask(method, path, {} if method == "PUT" else None)
+    except AssertionError as error:
+        if "not_found" not in str(error):
+            raise
 
 
 @contextmanager

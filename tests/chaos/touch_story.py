@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
 from keywise.reindex.admin import ReindexAdmin, needs_origin
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import RunReport, report_run
+from keywise.reindex.shards import FOUND, GONE
 from running import scaled
 from servers.dynamodb import DynamoDbServer
 from servers.dynamodb_faults import Asked, dynamodb_faults
@@ -30,6 +32,8 @@ from servers.dynamodb_faults import Asked, dynamodb_faults
 PIPELINE = "records"
 LOOK_S = 0.1
 WRITES_AT_ONCE = 25
+GENERATION = 456
+"""The desired version of every row."""
 SHARDS_OF_A_WORKER = 8
 """A worker that is killed holds no more shards than this."""
 APP = """
@@ -38,7 +42,7 @@ ledger = "{ledger}"
 [pipeline.records]
 key = "id"
 version = "version"
-lease = "2s"
+lease = "{lease}"
 margin = "500ms"
 horizon = "2s"
 retry = {{ attempts = 3, backoff = "50ms", max = "500ms" }}
@@ -56,6 +60,7 @@ class TouchPlan(msgspec.Struct, frozen=True, kw_only=True):
     kills: int = 5
     every_s: float = 1.0
     workers: int = 3
+    lease: str = "2s"
     throttle_every: int = 20
     edit_every: int = 100
     """One touch in so many finds that a live edit has just raised the version of its row."""
@@ -73,8 +78,14 @@ class TouchTally(msgspec.Struct):
     kills: int = 0
     throttled: int = 0
     edits: int = 0
+    touches: int = 0
+    """How often a row was to be touched; a touch that an edit has refused is repeated."""
     scans: int = 0
     """How often a shard was read from its beginning."""
+    restarted: int = 0
+    """How many of these shards had a page behind the first one read already."""
+    stages: dict[str, int] = {}
+    """How often the counts were looked at in each stage of the run."""
     dead_letters: int = 0
     untouched: int = 0
     seconds: float = 0.0
@@ -83,17 +94,18 @@ class TouchTally(msgspec.Struct):
 
 
 async def play(
-    folder: Path, server: DynamoDbServer, ledger: str, plan: TouchPlan, report: Callable[[RunReport], None]
+    folder: Path, server: DynamoDbServer, ledger: str, plan: TouchPlan, report: Callable[[RunReport, TouchTally], None]
 ) -> TouchTally:
     """Touch every row; return what happened."""
     tally, started = TouchTally(), boot_time()
     table = server.create_table(f"records{os.getpid()}x{random.SystemRandom().randrange(10**9)}")
     await asyncio.to_thread(_fill, server, table, plan)
     async with dynamodb_faults(server.url) as proxy:
-        proxy.throttle_every = plan.throttle_every
+        proxy.throttle_every, proxy.is_noting = plan.throttle_every, False
         proxy.before = _observed(server, table, plan, tally)
         path = folder / "pipeline.toml"
-        path.write_text(APP.format(ledger=ledger, table=table, endpoint=proxy.url, shards=plan.shards))
+        text = APP.format(ledger=ledger, table=table, endpoint=proxy.url, shards=plan.shards, lease=plan.lease)
+        path.write_text(text)
         async with _opened(path) as pipeline:
             generation = await _start(pipeline)
             await _kill_until_ended(folder, path, pipeline, plan, tally, report)
@@ -102,6 +114,10 @@ async def play(
     first_reads = plan.shards + tally.kills * SHARDS_OF_A_WORKER
     if tally.scans > first_reads:
         tally.faults.append(f"{tally.scans} shards were read from their beginning; {first_reads} are explained")
+    if tally.restarted:
+        tally.faults.append(f"{tally.restarted} shards were read from their beginning though they had come further")
+    if tally.touches < plan.rows - plan.poisoned + tally.edits:
+        tally.faults.append(f"{tally.touches} touches are too few for {tally.edits} that an edit has refused")
     tally.seconds = boot_time() - started
     return tally
 
@@ -118,15 +134,20 @@ def _fill(server: DynamoDbServer, table: str, plan: TouchPlan) -> None:
 
 def _observed(server: DynamoDbServer, table: str, plan: TouchPlan, tally: TouchTally) -> Callable[[str, Asked], None]:
     """Return what the proxy does before it passes a request on: it counts, and edits a row right before its touch."""
-    seen = 0
+    begun = set[int]()
 
     def before(action: str, asked: Asked) -> None:
-        nonlocal seen
-        tally.scans += action == "Scan" and "ExclusiveStartKey" not in asked
+        # A worker that starts also looks whether the table is empty, and names no segment.
+        is_page = action == "Scan" and "Segment" in asked
+        if is_page and "ExclusiveStartKey" in asked:
+            begun.add(asked["Segment"])
+        elif is_page:
+            tally.scans += 1
+            tally.restarted += asked["Segment"] in begun
         if action != "UpdateItem":
             return
-        seen += 1
-        if seen % plan.edit_every == 0:
+        tally.touches += 1
+        if tally.touches % plan.edit_every == 0:
             tally.edits += 1
             server.ask(
                 "UpdateItem",
@@ -151,7 +172,9 @@ async def _start(pipeline: OpenPipeline) -> int:
         note = AuditNote("ada")
         claimer = AdminClaimer(pipeline, WaitBudget(pipeline, 60.0, lambda cause: None), heartbeat)
         admin = ReindexAdmin(PipelineAdmin(pipeline, note, claimer), note)
-        return (await admin.start(RunPlan())).generation
+        started = await admin.start(RunPlan(generation=GENERATION))
+        assert await admin.start(RunPlan(generation=GENERATION)) == started, "the same number is the same run"
+        return started.generation
 
 
 async def _kill_until_ended(
@@ -160,7 +183,7 @@ async def _kill_until_ended(
     pipeline: OpenPipeline,
     plan: TouchPlan,
     tally: TouchTally,
-    report: Callable[[RunReport], None],
+    report: Callable[[RunReport, TouchTally], None],
 ) -> None:
     rng, give_up_at, kill_at = random.Random(plan.seed), boot_time() + scaled(plan.limit_s), boot_time()
     _, shards = needs_origin(pipeline)
@@ -170,12 +193,16 @@ async def _kill_until_ended(
         while True:
             now = await report_run(pipeline, shards)
             assert now is not None
-            report(now)
+            tally.stages[now.run.state.value] = tally.stages.get(now.run.state.value, 0) + 1
+            report(now, tally)
             if now.run.state is RunState.COMPLETE:
                 break
             assert boot_time() < give_up_at, f"the run has not ended: {now}"
-            if now.rows_read < rows_read or not now.reconciles:
-                tally.faults.append(f"the counts do not reconcile: {now.counts}, {rows_read} rows were read before")
+            if now.rows_read < rows_read or not _reconciles(now):
+                tally.faults.append(
+                    f"{now.run.state.value}: {now.counts} and {now.swept} do not reconcile, {rows_read} rows were read "
+                    "before"
+                )
             # A worker dies only after some progress: without it, all of them would die before they have begun.
             if now.rows_read > rows_read and tally.kills < plan.kills and boot_time() >= kill_at:
                 victim = rng.randrange(len(workers))
@@ -222,5 +249,12 @@ async def _judge(
     end = await report_run(pipeline, shards)
     assert end is not None
     tally.counts = dict(end.counts)
-    if not end.reconciles or end.rows_read != plan.rows or end.counts.get("dead", 0) != plan.poisoned:
+    if not _reconciles(end) or end.rows_read != plan.rows or end.counts.get("dead", 0) != plan.poisoned:
         tally.faults.append(f"{plan.rows} rows, of which {plan.poisoned} poisoned, do not reconcile with {end.counts}")
+
+
+def _reconciles(report: RunReport) -> bool:
+    """Whether every row that was read has ended somewhere, and in the end every one that the sweep has found."""
+    swept = Counter(report.swept)
+    looked_up = swept.pop(FOUND, 0) + swept.pop(GONE, 0)
+    return report.reconciles and (report.run.is_active or looked_up == swept.total())

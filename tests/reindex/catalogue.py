@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -29,6 +29,10 @@ class Rows:
 
     def __init__(self, rows: Mapping[str, int]) -> None:
         self.rows = {key: row(key, version) for key, version in rows.items()}
+        self.page_rows = 1000
+        """No page has more rows."""
+        self.before_page: Callable[[str], Awaitable[None]] = _nothing
+        """Called with the cursor of a page, before it is read."""
 
     def put(self, key: str, version: int, **fields: Any) -> dict[str, Any]:
         self.rows[key] = row(key, version, **fields)
@@ -38,12 +42,17 @@ class Rows:
         return [Shard("all")]
 
     async def scan(self, shard: Shard, after: str, limit: int) -> Page:
+        await self.before_page(after)
         keys = sorted(key for key in self.rows if key > after)
-        some = keys[:limit]
+        some = keys[: min(limit, self.page_rows)]
         return Page([self.rows[key] for key in some], some[-1] if some else "end", len(some) == len(keys))
 
     async def fetch(self, keys: Sequence[str]) -> dict[str, Any]:
         return {key: self.rows[key] for key in keys if key in self.rows}
+
+
+async def _nothing(after: str) -> None:
+    pass
 
 
 class Catalogue:
@@ -71,6 +80,12 @@ class Catalogue:
     async def delete(self, key: str, version: int) -> None:
         self.origin.rows.pop(key, None)
         await self.app.send("pages", row(key, version, gone=True))
+
+    async def remove(self, *keys: str) -> None:
+        """Remove keys as an operator does: their rows stay."""
+        async with self.acting() as admin:
+            for key in keys:
+                await admin._admin.remove(key)
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
@@ -140,6 +155,13 @@ class Catalogue:
                 entry = await admin.pipeline.admin.inspect(key)
                 if entry is not None and entry.mark is not None and entry.mark[1] >= version and not entry.token:
                     return
+                await self._look()
+
+    async def until_empty(self) -> None:
+        """Wait until every message has ended."""
+        async with self.acting() as admin:
+            [(_, source)] = admin.pipeline.sources
+            while await source.depth():
                 await self._look()
 
     async def _look(self) -> None:

@@ -111,7 +111,8 @@ class Works(Shop):
         """Start a run. The origin forgets the pages that were read for its checks."""
         async with self.operated() as (_, reindex):
             started = await reindex.start(RunPlan(**plan))
-        self.origin.scans.clear()
+        if isinstance(self.origin, Catalogue):
+            self.origin.scans.clear()
         return started
 
     async def pause(self) -> ReindexRun:

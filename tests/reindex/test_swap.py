@@ -126,20 +126,31 @@ def test_a_rollback_to_a_target_with_a_missing_or_an_older_row_is_refused_by_nam
     assert "'k7' (missing)" in sample.value and "'k8' (older)" in sample.value
 
 
-def test_a_target_with_a_missing_row_is_refused_by_name(catalogue):
+def test_a_target_with_a_missing_or_an_older_row_is_refused_by_name(catalogue):
     async def story():
         async with catalogue.working():
+            for key in ROWS:
+                await catalogue.change(key, 2)
             await catalogue.build("pages_1")
-            async with catalogue.acting() as admin, admin.pipeline.ledger.transaction() as transaction:
-                deleted = transaction.connection.execute("delete from pages_1 where key = 'k7'")
-                if inspect.isawaitable(deleted):
-                    await deleted
-            return await catalogue.swap()
+            for statement in (
+                "delete from pages_1 where key = 'k7'",
+                "update pages_1 set version = 1 where key = 'k8'",
+            ):
+                async with catalogue.acting() as admin, admin.pipeline.ledger.transaction() as transaction:
+                    done = transaction.connection.execute(statement)
+                    if inspect.isawaitable(done):
+                        await done
+            controls = await catalogue.swap()
+            async with catalogue.acting() as admin:
+                return controls, await admin.verify()
 
-    controls = run(story())
+    controls, gate = run(story())
     [refused] = [one for one in catalogue.events if isinstance(one, SwapRefused)]
     assert (run_of(controls).state, controls.target) == (RunState.CATCHING_UP, "")
     assert "29 in the target, 30 by the ledger" in refused.cause
+    assert gate.is_refused
+    _, sample = gate.failing
+    assert "'k7' (missing)" in sample.value and "'k8' (older)" in sample.value
 
 
 def test_the_old_target_is_dropped_with_its_scope_and_then_there_is_no_way_back(catalogue):

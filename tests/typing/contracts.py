@@ -61,7 +61,7 @@ from keywise.core.ledger import Ledger, LosesWrites, MarkingLedger, PluggedLedge
 from keywise.core.ledger_steps import WorkingSet
 from keywise.core.notifier import Notifier
 from keywise.core.object_store import ObjectStore
-from keywise.core.origin import Origin
+from keywise.core.origin import Origin, SearchableOrigin
 from keywise.core.record import RecordTable
 from keywise.core.serial.contract import CountsLostSessions, TransactedTurns, Turns, TurnsOperator, TurnsTransaction
 from keywise.core.serial.steps import TurnBook
@@ -179,12 +179,13 @@ READABLE_SINK: tuple[type[ReadableSink], ...] = (
     OpenSearchSink,
     DynamoSink,
 )
-CAN_BE_EMPTY: tuple[type[CanBeEmpty], ...] = (SqliteSink, PostgresSink, OpenSearchSink)
+CAN_BE_EMPTY: tuple[type[CanBeEmpty], ...] = (SqliteSink, PostgresSink, OpenSearchSink, DynamoSink)
 MOVABLE_SINK: tuple[type[MovableSink], ...] = (MemorySink, MemoryTable, SqliteSink, PostgresSink, OpenSearchSink)
 ALIAS_SINK: tuple[type[AliasSink], ...] = (MemorySink, OpenSearchSink)
 RENAMING_SINK: tuple[type[RenamingSink], ...] = (MemoryTable, SqliteSink, PostgresSink)
 
 # Origins.
+SEARCHABLE_ORIGIN: tuple[type[SearchableOrigin], ...] = (SqliteOrigin, PostgresOrigin)
 ORIGIN: tuple[type[Origin], ...] = (MemoryOrigin, SqliteOrigin, PostgresOrigin, DynamoOrigin, FunctionOrigin)
 
 # Notifiers.

@@ -4,11 +4,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
+from keywise.core.errors import OriginError
 from keywise.core.origin import CURSOR_MAX_BYTES, Page, Shard
 
 BOUND_MAX_BYTES = 320
 """The longest key that bounds a shard: two of them fit into the note of a shard, even if all of it is escaped."""
+CONDITION_MAX_BYTES = 500
+"""The longest condition: it is kept in the note of each shard."""
 
 _BEGIN = "<"
 """The cursor before the first row of a shard; a cursor behind a row is `=` and the key of the row."""
@@ -19,6 +23,13 @@ class KeyRange(msgspec.Struct, frozen=True, array_like=True):
 
     low: str | None = None
     high: str | None = None
+    condition: str = ""
+    """Only the rows of which this holds, in SQL; empty: all."""
+
+    @property
+    def test(self) -> str:
+        """The condition as a part of a larger one. A comment in it ends with its line, and it closes no bracket."""
+        return f"case when {self.condition}\nthen true end"
 
 
 ReadRows: TypeAlias = Callable[[KeyRange, int], Awaitable[Sequence[tuple[str, bytes]]]]
@@ -42,6 +53,14 @@ async def shards_by_keys(key_behind: Callable[[str | None, int], Awaitable[str |
     ]
 
 
+def with_condition(shards: Sequence[Shard], condition: str) -> list[Shard]:
+    """Let shards of key ranges have only the rows of which a condition holds; how many these are is not known."""
+    if len(condition.encode()) > CONDITION_MAX_BYTES:
+        raise OriginError(f"a condition has at most {CONDITION_MAX_BYTES} bytes; write the keys into a file instead")
+    ranges = [replace(msgspec.json.decode(one.bounds, type=KeyRange), condition=condition) for one in shards]
+    return [Shard(one.name, msgspec.json.encode(within).decode()) for one, within in zip(shards, ranges, strict=True)]
+
+
 async def read_page(read: ReadRows, shard: Shard, after: str, limit: int) -> Page:
     """Read the rows of a shard behind a cursor.
 
@@ -49,10 +68,10 @@ async def read_page(read: ReadRows, shard: Shard, after: str, limit: int) -> Pag
     """
     within = msgspec.json.decode(shard.bounds, type=KeyRange)
     low = within.low if after in ("", _BEGIN) else after.removeprefix("=")
-    found = list(await read(KeyRange(low, within.high), limit))
+    found = list(await read(replace(within, low=low), limit))
     is_last = len(found) < limit
     while not is_last and not _fits(found[-1][0]):
-        more = await read(KeyRange(found[-1][0], within.high), limit)
+        more = await read(replace(within, low=found[-1][0]), limit)
         found += more
         is_last = len(more) < limit
     if found and _fits(found[-1][0]):

@@ -1,7 +1,7 @@
 """The contract of an origin: the source of truth, which a reindex reads row by row while live changes flow."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -56,3 +56,15 @@ class Origin(AsyncResource, Protocol):
 
     async def fetch(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         """Return the current rows of these keys. A key that has no row is left out."""
+
+
+@runtime_checkable
+class SearchableOrigin(Protocol):
+    """The ability of an origin to leave out rows of which a condition does not hold."""
+
+    async def shards_where(self, condition: str, size: int) -> Sequence[Shard]:
+        """Divide the origin into shards of about `size` rows, of which `scan` returns those that match the condition.
+
+        The condition is in the language of the store, and is kept in the bounds of the shards. Raises `OriginError` if
+        the store does not understand it.
+        """

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Self
 
-from keywise.core.errors import UnavailableError
-from keywise.core.origin import Origin, Page, Shard
+from keywise.core.errors import OriginError, UnavailableError
+from keywise.core.origin import Origin, Page, SearchableOrigin, Shard
 
 
 class LazyOrigin:
@@ -35,6 +35,14 @@ class LazyOrigin:
 
     async def shards(self, size: int) -> Sequence[Shard]:
         return await (await self._open()).shards(size)
+
+    async def shards_where(self, condition: str, size: int) -> Sequence[Shard]:
+        origin = await self._open()
+        if not isinstance(origin, SearchableOrigin):
+            raise OriginError(
+                "this origin cannot choose rows by a condition; write their keys into a file, and name it with --ids"
+            )
+        return await origin.shards_where(condition, size)
 
     async def scan(self, shard: Shard, after: str, limit: int) -> Page:
         return await (await self._open()).scan(shard, after, limit)

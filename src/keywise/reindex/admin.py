@@ -59,7 +59,8 @@ class ReindexAdmin:
         if not await replace_run(self.pipeline, run, scanning):
             raise AdminError("another operator has changed the run meanwhile; see keywise reindex status")
         into = f", into {run.into}" if run.is_beside else ""
-        detail = f"generation {run.generation}, shards: {len(shards):,}{into}"
+        where = f", where {plan.where}" if plan.where else ""
+        detail = f"generation {run.generation}, shards: {len(shards):,}{into}{where}"
         await self._admin.record("reindex started", detail=detail)
         return scanning
 

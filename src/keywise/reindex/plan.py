@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from keywise.core.errors import AdminError, OriginError
-from keywise.core.origin import CURSOR_MAX_BYTES, Origin, Page, Shard
+from keywise.core.origin import CURSOR_MAX_BYTES, Origin, Page, SearchableOrigin, Shard
 from keywise.reindex.shards import ShardProgress
 
 SHARD_ROWS = 10_000
@@ -24,6 +24,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Read these keys only."""
     limit: int | None = None
     """Read so many rows at the most."""
+    where: str = ""
+    """Read only the rows of which this condition holds, in the language of the origin."""
     also_removed: bool = False
     delete_max: int | None = None
     is_checked: bool = True
@@ -41,7 +43,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_partial(self) -> bool:
-        return self.keys is not None or self.limit is not None
+        return self.keys is not None or self.limit is not None or bool(self.where)
 
     async def shards(self, origin: Origin) -> list[ShardProgress]:
         """Divide what is to be read into shards, none of which is begun; there is at least one."""
@@ -50,7 +52,11 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
                 raise AdminError("there are no keys to read, so nothing was started; name one key a line")
             keys = self.keys if self.limit is None else self.keys[: self.limit]
             return [ShardProgress(Shard(f"keys {n}"), keys=some) for n, some in enumerate(_chunks(keys))]
-        shards = await origin.shards(max(self.shard_rows, self.limit or 0))
+        if self.where:
+            assert isinstance(origin, SearchableOrigin), "the origin of an app refuses what it cannot do"
+            shards = await origin.shards_where(self.where, self.shard_rows)
+        else:
+            shards = await origin.shards(max(self.shard_rows, self.limit or 0))
         _check_shards(shards)
         if self.limit is not None:
             return [ShardProgress(shard, rows_max=self.limit) for shard in shards[:1]]

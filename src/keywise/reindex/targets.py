@@ -25,7 +25,7 @@ async def check_beside(pipeline: OpenPipeline, controls: Controls, plan: RunPlan
     if plan.is_partial or plan.also_removed:
         raise AdminError(
             "a target beside the live one gets all rows but those of keys that an operator has removed; leave out "
-            "--ids, --limit and --also-removed"
+            "--ids, --where, --limit and --also-removed"
         )
     if controls.era and isinstance(sink, AliasSink):
         raise AdminError(

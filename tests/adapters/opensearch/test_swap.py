@@ -1,11 +1,14 @@
 """An index is built beside the live one on a real OpenSearch while changes come, goes live, and makes way again."""
 
+import asyncio
 import itertools
 
 import pytest
 
+from adapters.publishing_stores import forget_deletions
 from keywise.core.controls import RunState
-from reindex.catalogue import Catalogue, run_of
+from keywise.core.events import SwapRefused
+from reindex.catalogue import Catalogue, row, run_of
 from running import run
 from servers import shared
 
@@ -79,3 +82,38 @@ def test_a_worker_that_learns_late_of_a_swap_hides_nothing_from_a_rollback(tmp_p
         server.ask("DELETE", f"/{name}-*")
     assert (run_of(controls).state, controls.target) == (RunState.COMPLETE, f"{name}-0")
     assert content == dict(sorted({**ROWS, "k1": 5}.items()))
+
+
+def test_an_index_with_a_missing_or_an_older_document_is_refused_by_name(tmp_path):
+    """Somebody has deleted one, and has brought another one back from a copy."""
+    server, name = shared.opensearch(), f"swapped_{next(_numbers)}"
+    server.ask("PUT", f"/{name}-0", {"aliases": {name: {}}, "settings": {"number_of_replicas": 0, "gc_deletes": "0s"}})
+    catalogue = Catalogue(f"sqlite:///{tmp_path / 'ledger.db'}", f"{server.url}/{name}", ROWS)
+
+    def plant() -> None:
+        for key in ("k7", "k8"):
+            server.ask("DELETE", f"/{name}-1/_doc/{key}")
+        forget_deletions(f"{name}-1")
+        server.ask("PUT", f"/{name}-1/_doc/k8?version=1&version_type=external", row("k8", 1))
+
+    async def story():
+        async with catalogue.working():
+            for key in ROWS:
+                await catalogue.change(key, 2)
+            await catalogue.build(f"{name}-1")
+            await asyncio.to_thread(plant)
+            controls = await catalogue.swap()
+            async with catalogue.acting() as admin:
+                return controls, await admin.verify()
+
+    try:
+        controls, gate = run(story(), limit_s=100)
+        alias = server.ask("GET", f"/{name}/_alias")
+    finally:
+        server.ask("DELETE", f"/{name}-*")
+    assert (run_of(controls).state, controls.target, alias.keys()) == (RunState.CATCHING_UP, "", {f"{name}-0"})
+    [refused] = [one for one in catalogue.events if isinstance(one, SwapRefused)]
+    assert "29 in the target, 30 by the ledger" in refused.cause
+    keys, sample = gate.failing
+    assert (keys.name, sample.name) == ("keys", "sample")
+    assert "'k7' (missing)" in sample.value and "'k8' (older)" in sample.value

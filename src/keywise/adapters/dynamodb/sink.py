@@ -235,6 +235,12 @@ class DynamoSink:
                 found[key] = Content(body, held_of(item, self._names).version)
         return found
 
+    async def is_empty(self) -> bool:
+        """Return whether the table has no item, not even a tombstone."""
+        await self._find_table()
+        answer = await self._table.ask("scan", Limit=1, ConsistentRead=True)
+        return not answer.get("Items") and not answer.get("LastEvaluatedKey")
+
     async def _find_table(self) -> None:
         await self._table.find()
         if self._table.key in {self._names.version, self._names.generation, self._names.tombstone}:

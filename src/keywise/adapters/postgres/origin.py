@@ -8,8 +8,8 @@ import asyncpg
 
 from keywise.adapters.postgres.columns import COLUMNS, Column, columns_of
 from keywise.adapters.postgres.database import OPTIONS, SLOW_S, PostgresDatabase, closed_after_error, database_url
-from keywise.core.errors import DatabaseError
-from keywise.core.key_range import BOUND_MAX_BYTES, KeyRange, read_page, shards_by_keys
+from keywise.core.errors import DatabaseError, OriginError
+from keywise.core.key_range import BOUND_MAX_BYTES, KeyRange, read_page, shards_by_keys, with_condition
 from keywise.core.origin import Origin, Page, Shard
 from keywise.core.resource import opening
 from keywise.core.statements import OriginTable, quoted
@@ -68,6 +68,14 @@ class PostgresOrigin:
     async def shards(self, size: int) -> Sequence[Shard]:
         return await shards_by_keys(self._key_behind, size)
 
+    async def shards_where(self, condition: str, size: int) -> Sequence[Shard]:
+        shards = with_condition(await self.shards(size), condition)
+        try:
+            await self.database.read(f"{self._select} where {KeyRange(condition=condition).test} limit 0")
+        except DatabaseError as error:
+            raise OriginError(f"the condition {condition!r} cannot be used: {error}") from error
+        return shards
+
     async def scan(self, shard: Shard, after: str, limit: int) -> Page:
         return await read_page(self._rows, shard, after, limit)
 
@@ -101,6 +109,7 @@ class PostgresOrigin:
         """The condition of a range, with its arguments. A condition that is not there needs no plan of its own."""
         given = [(sign, key) for sign, key in ((">", within.low), ("<=", within.high)) if key is not None]
         tests = [f"{self._key} {sign} ${n}::text::{self._kind}" for n, (sign, _) in enumerate(given, start=1)]
+        tests += [within.test] if within.condition else []
         return f"where {' and '.join(tests)}" if tests else "", [key for _, key in given]
 
     async def _read(self, statement: str, *arguments: object) -> Sequence[Any]:

@@ -11,8 +11,8 @@ import msgspec
 
 from keywise.adapters.sqlite.columns import declared_types, folds_texts
 from keywise.adapters.sqlite.database import BUSY_S, sqlite_errors
-from keywise.core.errors import DatabaseError
-from keywise.core.key_range import BOUND_MAX_BYTES, KeyRange, read_page, shards_by_keys
+from keywise.core.errors import DatabaseError, OriginError
+from keywise.core.key_range import BOUND_MAX_BYTES, KeyRange, read_page, shards_by_keys, with_condition
 from keywise.core.origin import Origin, Page, Shard
 from keywise.core.statements import OriginTable, quoted
 from keywise.core.url import Address
@@ -59,6 +59,18 @@ class SqliteOrigin:
     async def shards(self, size: int) -> Sequence[Shard]:
         return await shards_by_keys(self._key_behind, size)
 
+    async def shards_where(self, condition: str, size: int) -> Sequence[Shard]:
+        shards = with_condition(await self.shards(size), condition)
+
+        def check() -> None:
+            try:
+                self._reader.execute(f"{self._select} where {KeyRange(condition=condition).test} limit 0")
+            except (sqlite3.OperationalError, sqlite3.ProgrammingError, sqlite3.Warning) as error:
+                raise OriginError(f"the condition {condition!r} cannot be used: {error}") from error
+
+        await self._run(check)
+        return shards
+
     async def scan(self, shard: Shard, after: str, limit: int) -> Page:
         return await read_page(self._rows, shard, after, limit)
 
@@ -86,7 +98,9 @@ class SqliteOrigin:
     def _within(self, within: KeyRange) -> tuple[str, list[str]]:
         """The condition of a range, with its arguments; the column turns texts into numbers if it holds numbers."""
         given = [(sign, key) for sign, key in ((">", within.low), ("<=", within.high)) if key is not None]
-        return " and ".join([*(f"{self._key} {sign} ?" for sign, _ in given), self._has_key]), [key for _, key in given]
+        tests = [*(f"{self._key} {sign} ?" for sign, _ in given), self._has_key]
+        tests += [within.test] if within.condition else []
+        return " and ".join(tests), [key for _, key in given]
 
     async def _bodies(self, where: str, arguments: Iterable[object]) -> list[tuple[str, bytes]]:
         def read() -> list[tuple[str, bytes]]:

@@ -59,6 +59,10 @@ class StartOptions:
     ] = None
     to: Annotated[int | None, typer.Option(metavar="N", min=1, help="The generation; else the next one.")] = None
     ids: Annotated[str | None, typer.Option(metavar="FILE", help="Only these keys, one a line; - is stdin.")] = None
+    where: Annotated[
+        str,
+        typer.Option(metavar="CONDITION", help="Only rows of which this holds, as in the where of the origin's SQL."),
+    ] = ""
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Read at most so many rows.")] = None
     shard_rows: Annotated[int, typer.Option(metavar="N", min=1, help="About how many rows a shard has.")] = SHARD_ROWS
     also_removed: Annotated[
@@ -94,6 +98,7 @@ def start(pipeline: PipelineArgument, *, chosen: StartOptions, options: ActOptio
       keywise reindex start search --dry-run --app shop:app
       keywise reindex start search --wait --app shop:app
       keywise reindex start search --ids keys.txt --app shop:app
+      keywise reindex start search --where "edited_at > '2026-10-01'" --app shop:app
       keywise reindex start search --into 'pages-{generation}' --mapping pages.json --app shop:app
       keywise reindex start search --notify 'https://ops:${TOKEN}@example.com/reindexed' --app shop:app
     """
@@ -101,6 +106,8 @@ def start(pipeline: PipelineArgument, *, chosen: StartOptions, options: ActOptio
         refuse("--mapping defines the target of --into; name both")
     if chosen.dry_run and chosen.into:
         refuse("--dry-run counts what a run in place would do, and a new target gets every row; leave out --into")
+    if chosen.where and (chosen.ids is not None or chosen.limit is not None):
+        refuse("--where chooses rows by itself; leave out --ids and --limit")
     plan = RunPlan(
         into=chosen.into,
         definition=read_definition(chosen.mapping),
@@ -108,6 +115,7 @@ def start(pipeline: PipelineArgument, *, chosen: StartOptions, options: ActOptio
         shard_rows=chosen.shard_rows,
         keys=_read_keys(chosen.ids) if chosen.ids is not None else None,
         limit=chosen.limit,
+        where=chosen.where,
         also_removed=chosen.also_removed,
         delete_max=chosen.delete_max,
         is_checked=not chosen.unchecked,

@@ -1,0 +1,141 @@
+"""How far a run has come: by stage and by shard, with the time that is left, and why it waits."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from keywise.cli.run_text import run_facts, waiting_texts
+from keywise.core import events
+from keywise.core.controls import RunState
+from keywise.core.errors import KeywiseError
+from keywise.core.origin import Shard
+from keywise.reindex import report as reports
+from reindex.reindex_rig import Away, Catalogue, Works, report_of, row
+from running import run
+
+KEYS = [f"k{number:02d}" for number in range(40)]
+
+
+def works_of(folder: Path) -> tuple[Catalogue, Works]:
+    origin = Catalogue(*(row(key, 1) for key in KEYS))
+    return origin, Works(folder, origin)
+
+
+def test_a_report_in_the_middle_has_shards_rows_and_the_time_that_is_left(tmp_path: Path):
+    origin, works = works_of(tmp_path)
+    goes_on, held = asyncio.Event(), set[str]()
+
+    async def before_scan(shard: Shard, after: str) -> None:
+        if len(origin.scans) >= 2:
+            held.add(shard.name)
+            await goes_on.wait()
+
+    async def story() -> None:
+        await works.start(shard_rows=10)
+        async with works.working() as working:
+            origin.before_scan = before_scan
+            await working.until(lambda: len(held) == 2)
+
+            async def are_committed() -> bool:
+                return (await report_of(working.pipeline)).shards_read == 2
+
+            await working.until(are_committed)
+            half = await report_of(working.pipeline)
+            assert half.run.state is RunState.SCANNING
+            assert (half.run.shards, half.shards_read, half.shards_begun) == (4, 2, 2)
+            assert (half.rows_read, half.rows_expected) == (20, 40)
+            assert half.left_s == pytest.approx(half.seconds, rel=0.01), "the other half takes as long"
+            assert {one.name for one in half.working} == {f"shard {name}" for name in held}
+            assert all(one.owner for one in half.working)
+            facts = dict(run_facts("shop", half))
+            assert facts["shards"] == "2 of 4 read, 2 begun"
+            assert facts["rows"].startswith("20 of about 40 read, ")
+            assert facts["time"].endswith(" left")
+            goes_on.set()
+            end = await working.until_ended()
+        assert (end.shards_read, end.shards_begun, end.rows_read, end.left_s, end.working) == (4, 0, 40, None, ())
+        assert [one.stage for one in works.emitted(events.ReindexMoved)] == ["scanning", "sweeping"]
+        rows = {one.shard: one.rows for one in works.emitted(events.ShardAdvanced)}
+        assert rows == {f"shard {number:06d}": 10 for number in range(4)}
+
+    run(story(), limit_s=60)
+
+
+def test_a_shard_whose_attempts_fail_is_stalled_and_the_others_are_read(tmp_path: Path):
+    origin, works = works_of(tmp_path)
+
+    async def before_scan(shard: Shard, after: str) -> None:
+        if shard.name == "from 10":
+            raise KeywiseError("the table has changed")
+
+    async def story() -> None:
+        await works.start(shard_rows=10)
+        async with works.working() as working:
+            origin.before_scan = before_scan
+
+            async def is_stalled() -> bool:
+                report = await report_of(working.pipeline)
+                return bool(report.stalled) and report.shards_read == 3
+
+            await working.until(is_stalled)
+            report = await report_of(working.pipeline)
+            [one] = report.stalled
+            assert (one.name, one.attempts >= 3) == ("shard from 10", True)
+            [text] = waiting_texts("shop", report)
+            assert "shard from 10" in text and "attempts failed in a row; see the log of the workers" in text
+            [cause, *_] = [failed.cause for failed in works.emitted(events.Failed)]
+            assert "the table has changed" in cause
+            origin.before_scan = Away(0)
+            end = await working.until_ended()
+        assert (end.run.state, end.rows_read, end.stalled) == (RunState.COMPLETE, 40, ())
+
+    run(story(), limit_s=60)
+
+
+def test_a_shard_that_does_not_move_is_stalled_and_names_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reports, "STALLED_S", 0.5)
+    origin, works = works_of(tmp_path)
+    goes_on = asyncio.Event()
+
+    async def before_scan(shard: Shard, after: str) -> None:
+        if shard.name == "from 30":
+            await goes_on.wait()
+
+    async def story() -> None:
+        await works.start(shard_rows=10)
+        async with works.working() as working:
+            origin.before_scan = before_scan
+
+            async def is_stalled() -> bool:
+                return [one.name for one in (await report_of(working.pipeline)).stalled] == ["shard from 30"]
+
+            await working.until(is_stalled)
+            report = await report_of(working.pipeline)
+            [one] = report.stalled
+            assert one.owner and not report.is_unattended
+            [text] = waiting_texts("shop", report)
+            assert one.owner in text
+            goes_on.set()
+            end = await working.until_ended()
+        assert end.stalled == ()
+
+    run(story(), limit_s=60)
+
+
+def test_a_run_without_workers_says_so_and_a_paused_one_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reports, "UNATTENDED_S", 0.0)
+    _, works = works_of(tmp_path)
+
+    async def story() -> None:
+        await works.start()
+        report = await works.report()
+        assert report.is_unattended
+        assert waiting_texts("shop", report) == [
+            "no worker takes part in it now; start one with keywise run, or see the log of the workers"
+        ]
+        await works.pause()
+        report = await works.report()
+        assert not report.is_unattended and waiting_texts("shop", report) == []
+
+    run(story())
