@@ -9,6 +9,7 @@ from typing import Any
 
 import asyncpg
 import msgspec
+from msgspec import structs
 
 from chaos.fleet import pause
 from chaos.reindex_editor import FILL, TABLE, Editor
@@ -18,6 +19,7 @@ from chaos.reindex_worker import PAGE, PIPELINE, ReadPage, ReindexAssignment, ap
 from keywise.core.change import Order
 from keywise.core.clock import boot_time
 from keywise.core.controls import RunState
+from keywise.core.errors import AdminError
 from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
@@ -35,6 +37,7 @@ LOOK_S = 0.1
 READ_AT_ONCE = 5000
 BACKLOG_S = 4.0
 """The editor waits while the pipeline is so many seconds of updates behind."""
+OPERATOR_LEASE_S = 60.0
 ALONE, BESIDE, KILLED = PHASES = ("without a run", "beside a run", "beside a run with kills")
 """The phases of live updates."""
 INDEX = "pages"
@@ -79,8 +82,8 @@ class ReindexHuntPlan(msgspec.Struct, frozen=True, kw_only=True):
     updates_per_s: float = 500.0
     live_s: float = 0.0
     """Measure live updates for so long without a run, and then beside a run without kills."""
-    lease: str = "2s"
-    margin: str = "500ms"
+    lease_s: float = 2.0
+    """A machine on which a page takes longer than a third of it needs a longer one."""
     seed: int = 0
     limit_s: float = 3600.0
 
@@ -132,9 +135,11 @@ async def hunt_reindex(
         else:
             store = await stack.enter_async_context(_index_store(opensearch))
         await _fill(url, plan)
-        assignments = [_assignment(url, store.url, folder, plan, number) for number in range(plan.workers + 1)]
-        # What this process reads goes into notes of its own, which are not counted.
-        app = await stack.enter_async_context(app_of(assignments.pop()))
+        assignments = [_assignment(url, store.url, folder, plan, number) for number in range(plan.workers)]
+        # What this process reads goes into notes of its own, which are not counted. It has no claims to lose, and
+        # calls of the ledger take a third of a lease at the most.
+        operator = structs.replace(plan, lease_s=OPERATOR_LEASE_S)
+        app = await stack.enter_async_context(app_of(_assignment(url, store.url, folder, operator, plan.workers)))
         pipeline = await stack.enter_async_context(app.open(PIPELINE, work=False))
         await store.prepare()
         crew = ReindexCrew(folder, [(SCRIPT, _written(folder, one, n)) for n, one in enumerate(assignments)])
@@ -239,10 +244,18 @@ class ReindexHunt:
         self._editor.waits.phase = phase
 
     async def _start(self) -> None:
+        # Edits that are under way may delete more keys from the origin than 1 % before their messages are read.
+        plan = RunPlan(shard_rows=self._plan.shard_rows, delete_max=self._plan.rows)
+        give_up_at = boot_time() + scaled(60.0)
         async with self._acting() as admin:
-            # Edits that are under way may delete more keys from the origin than 1 % before their messages are read.
-            run = await admin.start(RunPlan(shard_rows=self._plan.shard_rows, delete_max=self._plan.rows))
-        self._generation = run.generation
+            while True:
+                try:
+                    self._generation = (await admin.start(plan)).generation
+                    return
+                except AdminError as error:
+                    # The shards of a run that was cancelled a moment ago are held until their pages have ended.
+                    assert "still holds" in str(error) and boot_time() < give_up_at, error
+                await self._look_at_queue()
 
     @asynccontextmanager
     async def _acting(self) -> AsyncIterator[ReindexAdmin]:
@@ -391,8 +404,8 @@ async def _fill(url: str, plan: ReindexHuntPlan) -> None:
 
 def _assignment(url: str, sink: str, folder: Path, plan: ReindexHuntPlan, number: int) -> ReindexAssignment:
     options: dict[str, Any] = {
-        "lease": plan.lease,
-        "margin": plan.margin,
+        "lease": f"{plan.lease_s:g}s",
+        "margin": f"{plan.lease_s / 4:g}s",
         "poll": "100ms",
         "backoff": "50ms",
         "backoff_max": "1s",
