@@ -91,6 +91,8 @@ chaos: $(READY) ## Kill and stop real workers and restart their servers, a hundr
 	$(BIN)/python tests/chaos/serial_kill.py
 	$(BIN)/python tests/chaos/objects.py
 	$(BIN)/python tests/chaos/touch.py
+	$(BIN)/python tests/chaos/reindex.py
+	$(BIN)/python tests/chaos/swaps.py
 
 # In an environment of its own, so that the tool is no dependency of the project.
 lock: ## Renew requirements.lock from pyproject.toml

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 
 import keywise
 from chaos.fleet import pause
+from chaos.live_waits import LiveWaits
 from chaos.reindex_judge import Truth
 from chaos.reindex_worker import PIPELINE
 from keywise.core.clock import boot_time
@@ -45,6 +47,9 @@ class Editor:
         self.truth: dict[str, Truth] = {key_of(number): Truth(1, False) for number in range(1, rows + 1)}
         """What was sent last of every key; a row that was never edited is at version 1."""
         self.edited: set[str] = set()
+        self.waits = LiveWaits()
+        self.is_behind = False
+        """Whether the pipeline is too slow for the rate: the editor waits, or rows would never have their turn."""
         self._app = app
         self._url = url
         self._rows = rows
@@ -63,7 +68,7 @@ class Editor:
             last, owed = boot_time(), 0.0
             while not self._is_over:
                 now = boot_time()
-                owed, last = owed + min(now - last, 10 * TICK_S) * self._per_s, now
+                owed, last = owed + min(now - last, 10 * TICK_S) * self._per_s * (not self.is_behind), now
                 await self.edit(connection, int(owed))
                 owed -= int(owed)
                 await asyncio.to_thread(pause, TICK_S)
@@ -81,6 +86,7 @@ class Editor:
         async with connection.transaction():
             await self._write(connection, sorted(keys))
             await self._app.send(PIPELINE, *messages, *again, within=connection)
+        self.waits.announce({key: self.truth[key].version for key in keys}, time.time())
         self.sent += len(messages) + len(again)
 
     def _key(self) -> str:

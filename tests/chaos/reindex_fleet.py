@@ -18,13 +18,16 @@ class ReindexCrew:
     """Places for workers: each has a process, and after its death another one. They share one file of notes each."""
 
     def __init__(self, folder: Path, commands: Sequence[Sequence[str]], environment: Mapping[str, str] = {}) -> None:
-        self.kills = 0
+        self.killed: list[int] = []
+        """The process ids of workers that were killed."""
         self.faults: list[str] = []
         self._folder = folder
         self._commands = commands
         self._environment = environment
         self._processes: list[asyncio.subprocess.Process] = []
         self._forgotten = [0] * len(commands)
+        self._dying: set[int] = set()
+        """Workers that are being killed, and have no process that lives."""
         self._born_at: list[int] = []
         """How long the notes of each worker were when its last life began."""
 
@@ -54,10 +57,12 @@ class ReindexCrew:
         """`kill -9`, and start the next life."""
         self._check()
         victim = self._processes[number]
+        self._dying.add(number)
         victim.kill()
         await victim.wait()
-        self.kills += 1
+        self.killed.append(victim.pid)
         self._processes[number] = await self._started(number)
+        self._dying.discard(number)
 
     async def drain(self) -> None:
         """Let all finish what they have begun; each has to end well."""
@@ -84,7 +89,11 @@ class ReindexCrew:
 
     def _check(self) -> None:
         for number, process in enumerate(self._processes):
-            assert process.returncode is None, (number, process.returncode, self._errors(number))
+            assert number in self._dying or process.returncode is None, (
+                number,
+                process.returncode,
+                self._errors(number),
+            )
 
     def _errors(self, number: int) -> str:
         return self._log(number).read_text()[-2000:]

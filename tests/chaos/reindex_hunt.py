@@ -2,13 +2,14 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import msgspec
+from msgspec import structs
 
 from chaos.fleet import pause
 from chaos.reindex_editor import FILL, TABLE, Editor
@@ -18,6 +19,7 @@ from chaos.reindex_worker import PAGE, PIPELINE, ReadPage, ReindexAssignment, ap
 from keywise.core.change import Order
 from keywise.core.clock import boot_time
 from keywise.core.controls import RunState
+from keywise.core.errors import AdminError
 from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
@@ -25,6 +27,7 @@ from keywise.reindex.admin import ReindexAdmin, needs_origin
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import RunReport, report_run
 from keywise.reindex.shards import entries_of
+from keywise.reindex.worker import SHARDS_AT_ONCE
 from running import scaled
 from servers.opensearch import OpenSearchServer
 from servers.opensearch_recorder import OpenSearchRecorder, opensearch_recorder
@@ -32,11 +35,17 @@ from servers.opensearch_recorder import OpenSearchRecorder, opensearch_recorder
 SCRIPT = str(Path(__file__).with_name("reindex_worker.py"))
 LOOK_S = 0.1
 READ_AT_ONCE = 5000
+BACKLOG_S = 4.0
+"""The editor waits while the pipeline is so many seconds of updates behind."""
+OPERATOR_LEASE_S = 60.0
+ALONE, BESIDE, KILLED = PHASES = ("without a run", "beside a run", "beside a run with kills")
+"""The phases of live updates."""
 INDEX = "pages"
 LOG = """
 create table log (
     seq bigint generated always as identity, key text, version bigint, op text,
-    transaction bigint default txid_current()
+    transaction bigint default txid_current(),
+    at double precision default extract(epoch from clock_timestamp())
 );
 create function note_write() returns trigger language plpgsql as $$ begin
     if tg_op = 'DELETE' then
@@ -56,7 +65,7 @@ create trigger buried after insert or update on keywise_marks for each row when 
     execute function note_tombstone();
 """
 WRITES = """
-select key, version, op from log where op <> 'delete'
+select key, version, op, at from log where op <> 'delete'
 order by key, min(seq) over (partition by key, transaction), op = 'tombstone', seq
 """
 """What was written, key by key, the effects of a transaction before its mark, which may be written first."""
@@ -71,8 +80,10 @@ class ReindexHuntPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Kill so many at even distances of the run; 0: one each `every_s`, as long as it goes on."""
     every_s: float = 1.0
     updates_per_s: float = 500.0
-    lease: str = "2s"
-    margin: str = "500ms"
+    live_s: float = 0.0
+    """Measure live updates for so long without a run, and then beside a run without kills."""
+    lease_s: float = 2.0
+    """A machine on which a page takes longer than a third of it needs a longer one."""
     seed: int = 0
     limit_s: float = 3600.0
 
@@ -86,13 +97,19 @@ class ReindexTally(msgspec.Struct):
     pages: int = 0
     rows_again: int = 0
     """Rows that were read again, because a worker was killed before their page had ended."""
+    rows_again_alive: int = 0
+    """Rows that were read again though their worker lives: its lease had expired, or the rows did not end."""
     page_rows: int = 0
     """The most rows that one page had."""
     updates: int = 0
+    """In the run with kills, and before it."""
+    updates_per_s: dict[str, float] = {}
+    """Of each phase; a machine that is too slow gets fewer than planned."""
+    p99_s: dict[str, float] = {}
+    """The live p99 of each phase."""
     writes: int = 0
     repeated: int = 0
     """Writes at the version that the store had already: most are rows of the run."""
-    takeovers: int = 0
     postponed: int = 0
     dead_letters: int = 0
     fill_s: float = 0.0
@@ -109,147 +126,200 @@ async def hunt_reindex(
     opensearch: OpenSearchServer | None = None,
     report: Callable[[ReindexTally, RunReport], None] = lambda tally, now: None,
 ) -> ReindexTally:
-    """Fill the sink by a first run, and write all again by a second one, with kills and edits. `url` is an empty
+    """Fill the sink by a first run, and write all again by another one, with kills and edits. `url` is an empty
     database, which has the queue, the ledger, the origin, and the sink if there is no OpenSearch."""
-    tally = ReindexTally("postgres" if opensearch is None else "opensearch", rows=plan.rows)
     async with AsyncExitStack() as stack:
         store: TableStore | IndexStore
         if opensearch is None:
             store = TableStore(url)
         else:
             store = await stack.enter_async_context(_index_store(opensearch))
-        assignments = [_assignment(url, store.url, folder, plan, number) for number in range(plan.workers + 1)]
         await _fill(url, plan)
-        crew = ReindexCrew(folder, [(SCRIPT, _written(folder, one, n)) for n, one in enumerate(assignments[:-1])])
-        stack.push_async_callback(crew.close)
-        # What this process reads goes into notes of its own, which are not counted.
-        app = await stack.enter_async_context(app_of(assignments[-1]))
+        assignments = [_assignment(url, store.url, folder, plan, number) for number in range(plan.workers)]
+        # What this process reads goes into notes of its own, which are not counted. It has no claims to lose, and
+        # calls of the ledger take a third of a lease at the most.
+        operator = structs.replace(plan, lease_s=OPERATOR_LEASE_S)
+        app = await stack.enter_async_context(app_of(_assignment(url, store.url, folder, operator, plan.workers)))
         pipeline = await stack.enter_async_context(app.open(PIPELINE, work=False))
         await store.prepare()
+        crew = ReindexCrew(folder, [(SCRIPT, _written(folder, one, n)) for n, one in enumerate(assignments)])
+        stack.push_async_callback(crew.close)
         await crew.start()
-        await _first_run(pipeline, crew, plan, tally, report)
         editor = Editor(app, url, plan.rows, plan.updates_per_s, plan.seed)
-        generation = await _second_run(pipeline, crew, editor, plan, tally, report)
-        await _finish(pipeline, crew)
-        await _judge(pipeline, store, editor, tally, generation)
-    tally.faults += crew.faults
-    tally.takeovers = sum(line.startswith("tookover") for line in crew.notes)
-    return tally
+        hunt = ReindexHunt(plan, pipeline, crew, editor, report)
+        hunt.tally.on = "postgres" if opensearch is None else "opensearch"
+        await hunt.run()
+        await hunt.judge(store)
+    return hunt.tally
 
 
-async def _first_run(
-    pipeline: OpenPipeline,
-    crew: ReindexCrew,
-    plan: ReindexHuntPlan,
-    tally: ReindexTally,
-    report: Callable[[ReindexTally, RunReport], None],
-) -> None:
-    await _start(pipeline, plan)
-    async for now in _looks(pipeline, plan):
-        report(tally, now)
-        tally.fill_s = now.seconds
-    if again := _rows_again(_pages(crew.notes))[0]:
-        tally.faults.append(f"{again} rows were read again, and no worker was killed")
+class ReindexHunt:
+    """One hunt: workers with their killer, an editor, and an operator who starts three runs."""
 
+    def __init__(
+        self,
+        plan: ReindexHuntPlan,
+        pipeline: OpenPipeline,
+        crew: ReindexCrew,
+        editor: Editor,
+        report: Callable[[ReindexTally, RunReport], None],
+    ) -> None:
+        self.tally = ReindexTally("", plan.rows)
+        self._plan, self._pipeline, self._crew, self._editor, self._report = plan, pipeline, crew, editor, report
+        self._generation = 0
+        """Of the last run."""
+        self._phase: tuple[str, float, int] = "", 0.0, 0
+        """The phase of live updates, when it began, and how many were sent by then."""
+        _, self._shards = needs_origin(pipeline)
 
-async def _second_run(
-    pipeline: OpenPipeline,
-    crew: ReindexCrew,
-    editor: Editor,
-    plan: ReindexHuntPlan,
-    tally: ReindexTally,
-    report: Callable[[ReindexTally, RunReport], None],
-) -> int:
-    """Write every row again, with kills and edits; return the generation."""
-    crew.forget()
-    rng, kill_at = random.Random(plan.seed), 0.0
-    editing = asyncio.create_task(editor.run())
-    generation = await _start(pipeline, plan)
-    async for now in _looks(pipeline, plan):
-        if editing.done():
-            break
-        if not now.reconciles:
-            tally.faults.append(f"the counts do not reconcile: {now.counts}")
-        if _is_kill_due(plan, crew.kills, now, kill_at) and (able := crew.able()):
-            kill_at = boot_time() + plan.every_s
-            await crew.kill(rng.choice(able))
-        tally.kills, tally.updates, tally.run_s, tally.counts = crew.kills, editor.sent, now.seconds, dict(now.counts)
-        report(tally, now)
-    editor.stop()
-    await editing
-    tally.updates, tally.postponed = editor.sent, tally.counts.get("postponed", 0)
-    pages = _pages(crew.notes)
-    tally.pages = len(pages)
-    tally.rows_again, tally.page_rows = _rows_again(pages)
-    return generation
+    async def run(self) -> None:
+        await self._start()
+        async for now in self._looks():
+            self.tally.fill_s = now.seconds
+        async with asyncio.TaskGroup() as group:
+            editing = group.create_task(self._editor.run())
+            if self._plan.live_s:
+                await self._measure()
+            await self._kill_on()
+            self._editor.stop()
+            await editing
+        await self._finish()
 
+    async def _measure(self) -> None:
+        """Let live updates flow without a run, and then beside one that is not disturbed and ends early."""
+        self._begin(ALONE)
+        until = boot_time() + self._plan.live_s
+        while boot_time() < until:
+            await self._look_at_queue()
+        await self._start()
+        self._begin(BESIDE)
+        until = boot_time() + self._plan.live_s
+        async for now in self._looks():
+            if boot_time() >= until or now.run.state is not RunState.SCANNING:
+                break
+        self._begin("")
+        if now.run.is_active:
+            async with self._acting() as admin:
+                await admin.cancel()
 
-def _is_kill_due(plan: ReindexHuntPlan, kills: int, now: RunReport, kill_at: float) -> bool:
-    if now.run.state is not RunState.SCANNING or boot_time() < kill_at:
-        return False
-    return not plan.kills or (kills < plan.kills and now.rows_read >= plan.rows * (kills + 1) / (plan.kills + 2))
+    async def _kill_on(self) -> None:
+        """Write every row again while workers are killed."""
+        plan, crew, tally = self._plan, self._crew, self.tally
+        rng, kill_at = random.Random(plan.seed), 0.0
+        crew.forget()
+        await self._start()
+        self._begin(KILLED)
+        async for now in self._looks():
+            if not now.reconciles:
+                tally.faults.append(f"the counts do not reconcile: {now.counts}")
+            if self._is_kill_due(now, kill_at) and (able := crew.able()):
+                kill_at = boot_time() + plan.every_s
+                await crew.kill(rng.choice(able))
+            tally.kills, tally.updates = len(crew.killed), self._editor.sent
+            tally.run_s, tally.counts = now.seconds, dict(now.counts)
+        self._begin("")
+        tally.updates, tally.postponed = self._editor.sent, tally.counts.get("postponed", 0)
+        pages = [
+            msgspec.json.decode(one.removeprefix(PAGE), type=ReadPage) for one in crew.notes if one.startswith(PAGE)
+        ]
+        tally.pages, tally.page_rows = len(pages), max(page.rows for page in pages)
+        tally.rows_again, tally.rows_again_alive = rows_again(pages, frozenset(crew.killed))
+        allowed = tally.kills * SHARDS_AT_ONCE * tally.page_rows
+        if tally.rows_again > allowed:
+            tally.faults.append(f"{tally.rows_again} rows were read again; {tally.kills} kills explain {allowed}")
 
+    def _is_kill_due(self, now: RunReport, kill_at: float) -> bool:
+        plan, kills = self._plan, len(self._crew.killed)
+        if now.run.state is not RunState.SCANNING or boot_time() < kill_at:
+            return False
+        # Rows are deleted meanwhile, so fewer are read than there were; and the last kills have to be in time.
+        return not plan.kills or (kills < plan.kills and now.rows_read >= 0.75 * plan.rows * (kills + 1) / plan.kills)
 
-def _pages(notes: Iterable[str]) -> list[ReadPage]:
-    return [msgspec.json.decode(line.removeprefix(PAGE), type=ReadPage) for line in notes if line.startswith(PAGE)]
+    def _begin(self, phase: str) -> None:
+        """Begin a phase of live updates, and end the one before it."""
+        before, since, sent = self._phase
+        if before:
+            self.tally.updates_per_s[before] = (self._editor.sent - sent) / (boot_time() - since)
+        self._phase = phase, boot_time(), self._editor.sent
+        self._editor.waits.phase = phase
 
-
-def _rows_again(pages: Iterable[ReadPage]) -> tuple[int, int]:
-    """How many rows were read more than once, and how many the largest page had."""
-    by_start: dict[tuple[str, str], list[int]] = {}
-    for page in pages:
-        by_start.setdefault((page.shard, page.after), []).append(page.rows)
-    again = sum(sum(sorted(rows)[:-1]) for rows in by_start.values())
-    return again, max((max(rows) for rows in by_start.values()), default=0)
-
-
-async def _start(pipeline: OpenPipeline, plan: ReindexHuntPlan) -> int:
-    async with running_heartbeat(pipeline) as heartbeat:
-        note = AuditNote("ada")
-        claimer = AdminClaimer(pipeline, WaitBudget(pipeline, 60.0, lambda cause: None), heartbeat)
-        admin = ReindexAdmin(PipelineAdmin(pipeline, note, claimer), note)
+    async def _start(self) -> None:
         # Edits that are under way may delete more keys from the origin than 1 % before their messages are read.
-        return (await admin.start(RunPlan(shard_rows=plan.shard_rows, delete_max=plan.rows))).generation
+        plan = RunPlan(shard_rows=self._plan.shard_rows, delete_max=self._plan.rows)
+        give_up_at = boot_time() + scaled(60.0)
+        async with self._acting() as admin:
+            while True:
+                try:
+                    self._generation = (await admin.start(plan)).generation
+                    return
+                except AdminError as error:
+                    # The shards of a run that was cancelled a moment ago are held until their pages have ended.
+                    assert "still holds" in str(error) and boot_time() < give_up_at, error
+                await self._look_at_queue()
 
+    @asynccontextmanager
+    async def _acting(self) -> AsyncIterator[ReindexAdmin]:
+        async with running_heartbeat(self._pipeline) as heartbeat:
+            note = AuditNote("ada")
+            claimer = AdminClaimer(self._pipeline, WaitBudget(self._pipeline, 60.0, lambda cause: None), heartbeat)
+            yield ReindexAdmin(PipelineAdmin(self._pipeline, note, claimer), note)
 
-async def _looks(pipeline: OpenPipeline, plan: ReindexHuntPlan) -> AsyncIterator[RunReport]:
-    """Report the run again and again, until it is complete."""
-    give_up_at = boot_time() + scaled(plan.limit_s)
-    _, shards = needs_origin(pipeline)
-    while True:
-        now = await report_run(pipeline, shards)
-        assert now is not None
-        yield now
-        if now.run.state is RunState.COMPLETE:
-            return
-        assert boot_time() < give_up_at, f"the run has not ended: {now}"
+    async def _looks(self) -> AsyncIterator[RunReport]:
+        """Report the run again and again, until it is complete."""
+        give_up_at = boot_time() + scaled(self._plan.limit_s)
+        while True:
+            now = await report_run(self._pipeline, self._shards)
+            assert now is not None
+            self._report(self.tally, now)
+            yield now
+            if now.run.state is RunState.COMPLETE:
+                return
+            assert boot_time() < give_up_at, f"the run has not ended: {now}"
+            await self._look_at_queue()
+
+    async def _look_at_queue(self) -> None:
+        """Rest a moment, and hold the editor back if live updates queue up."""
+        [(_, source)] = self._pipeline.sources
+        self._editor.is_behind = (await source.depth() or 0) > BACKLOG_S * self._plan.updates_per_s
         await asyncio.to_thread(pause, LOOK_S)
 
+    async def _finish(self) -> None:
+        """Wait until nothing is queued, held or suspect, and end the workers."""
+        [(_, source)] = self._pipeline.sources
+        async with asyncio.timeout(scaled(300.0)):
+            while await source.depth() or (await self._pipeline.admin.counts()).suspects:
+                await asyncio.to_thread(pause, LOOK_S)
+        await self._crew.drain()
 
-async def _finish(pipeline: OpenPipeline, crew: ReindexCrew) -> None:
-    """Wait until nothing is queued, held or suspect, and end the workers."""
-    [(_, source)] = pipeline.sources
-    async with asyncio.timeout(scaled(300.0)):
-        while await source.depth() or (await pipeline.admin.counts()).suspects:
-            await asyncio.to_thread(pause, LOOK_S)
-    await crew.drain()
+    async def judge(self, store: "TableStore | IndexStore") -> None:
+        editor, tally = self._editor, self.tally
+        judge = WriteJudge(editor.waits)
+        await store.replay(judge)
+        tally.writes, tally.repeated = judge.writes, judge.repeated
+        tally.faults += judge.faults
+        tally.faults += judge_content(editor.truth, await store.held(editor.truth))
+        marks: dict[str, tuple[Order | None, bool]] = {}
+        async for key, entry in entries_of(self._pipeline.ledger):
+            marks[key] = entry.mark, entry.deleted
+        tally.faults += judge_marks(editor.truth, editor.edited, marks, self._generation)
+        letters = await self._pipeline.admin.dead_letters(1000)
+        tally.dead_letters = len(letters)
+        tally.faults += [f"a dead letter: {letter.key}: {letter.cause}" for _, _, letter in letters[:5]]
+        tally.faults += self._crew.faults
+        tally.p99_s = {one: p99 for one in PHASES if (p99 := editor.waits.p99(one)) is not None}
 
 
-async def _judge(
-    pipeline: OpenPipeline, store: "TableStore | IndexStore", editor: Editor, tally: ReindexTally, generation: int
-) -> None:
-    judge = WriteJudge()
-    await store.replay(judge)
-    tally.writes, tally.repeated = judge.writes, judge.repeated
-    tally.faults += judge.faults
-    tally.faults += judge_content(editor.truth, await store.held(editor.truth))
-    marks: dict[str, tuple[Order | None, bool]] = {}
-    async for key, entry in entries_of(pipeline.ledger):
-        marks[key] = entry.mark, entry.deleted
-    tally.faults += judge_marks(editor.truth, editor.edited, marks, generation)
-    letters = await pipeline.admin.dead_letters(1000)
-    tally.dead_letters = len(letters)
-    tally.faults += [f"a dead letter: {letter.key}: {letter.cause}" for _, _, letter in letters[:5]]
+def rows_again(pages: Iterable[ReadPage], killed: Collection[int]) -> tuple[int, int]:
+    """How many rows were read again because their worker was killed, and how many although it lives."""
+    by_start: dict[tuple[str, str], list[ReadPage]] = {}
+    for page in pages:
+        by_start.setdefault((page.shard, page.after), []).append(page)
+    by_kill = otherwise = 0
+    for same in by_start.values():
+        rows, again = max(page.rows for page in same), len(same) - 1
+        explained = min(again, sum(page.reader in killed for page in same))
+        by_kill, otherwise = by_kill + explained * rows, otherwise + (again - explained) * rows
+    return by_kill, otherwise
 
 
 class TableStore:
@@ -269,8 +339,8 @@ class TableStore:
     async def replay(self, judge: WriteJudge) -> None:
         connection = await asyncpg.connect(self._database_url)
         async with connection.transaction():
-            async for key, version, op in connection.cursor(WRITES, prefetch=READ_AT_ONCE):
-                judge.note(key, version, deleted=op == "tombstone")
+            async for key, version, op, at in connection.cursor(WRITES, prefetch=READ_AT_ONCE):
+                judge.note(key, version, at, deleted=op == "tombstone")
         await connection.close()
 
     async def held(self, truth: Mapping[str, Truth]) -> dict[str, int]:
@@ -297,7 +367,7 @@ class IndexStore:
 
     async def replay(self, judge: WriteJudge) -> None:
         for one in sorted(self._recorder.accepted, key=lambda one: one.number):
-            judge.note(one.key, one.version, deleted=one.deleted)
+            judge.note(one.key, one.version, one.at, deleted=one.deleted)
 
     async def held(self, truth: Mapping[str, Truth]) -> dict[str, int]:
         return await asyncio.to_thread(self._held, list(truth))
@@ -334,8 +404,8 @@ async def _fill(url: str, plan: ReindexHuntPlan) -> None:
 
 def _assignment(url: str, sink: str, folder: Path, plan: ReindexHuntPlan, number: int) -> ReindexAssignment:
     options: dict[str, Any] = {
-        "lease": plan.lease,
-        "margin": plan.margin,
+        "lease": f"{plan.lease_s:g}s",
+        "margin": f"{plan.lease_s / 4:g}s",
         "poll": "100ms",
         "backoff": "50ms",
         "backoff_max": "1s",

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from chaos.live_waits import LiveWaits
 from keywise.core.change import Order
 
 SHOWN_MAX = 10
@@ -15,15 +16,17 @@ class WriteJudge:
     A write at the version of a deletion would bring back what was deleted, so it counts as older.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waits: LiveWaits) -> None:
         self.writes = 0
         self.repeated = 0
         """Writes at the version that the store had: rows of a run, and repeats after a crash."""
         self.faults: list[str] = []
+        self._waits = waits
         self._newest: dict[str, tuple[int, bool]] = {}
 
-    def note(self, key: str, version: int, *, deleted: bool) -> None:
+    def note(self, key: str, version: int, at: float, *, deleted: bool) -> None:
         self.writes += 1
+        self._waits.note(key, version, at)
         newest, was_deleted = self._newest.get(key, (-1, False))
         if version < newest or (version == newest and was_deleted and not deleted):
             what = "deletion" if was_deleted else "version"

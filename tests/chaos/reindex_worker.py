@@ -42,6 +42,8 @@ class ReadPage(msgspec.Struct):
     shard: str
     after: str
     rows: int
+    reader: int
+    """The process id."""
 
 
 class NotedOrigin:
@@ -63,7 +65,7 @@ class NotedOrigin:
 
     async def scan(self, shard: Shard, after: str, limit: int) -> Page:
         page = await (await self._open()).scan(shard, after, limit)
-        self.note(PAGE + msgspec.json.encode(ReadPage(shard.name, after, len(page.rows))).decode())
+        self.note(PAGE + msgspec.json.encode(ReadPage(shard.name, after, len(page.rows), os.getpid())).decode())
         return page
 
     async def fetch(self, keys: Sequence[str]) -> Mapping[str, bytes]:

@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Protocol
 
 import keywise
@@ -37,6 +38,8 @@ class SwapEditor:
         self.sent = 0
         self.lag_s = 0.0
         """How long the origin has lacked at most what was announced."""
+        self.is_behind = False
+        """Whether the pipeline is too slow for the rate: the writers wait, or no swap would ever be small enough."""
         self._app = app
         self._rows = rows
         self._keys = keys
@@ -56,8 +59,9 @@ class SwapEditor:
                 group.create_task(self._edit_on(group, random.Random(number)))
 
     async def _edit_on(self, group: asyncio.TaskGroup, rng: random.Random) -> None:
-        while not await self._rest(rng.uniform(0, 2 * self._rest_s)):
-            await self._edit(group, rng)
+        while not await rested(self._is_over, rng.uniform(0, 2 * self._rest_s)):
+            if not self.is_behind:
+                await self._edit(group, rng)
 
     async def _edit(self, group: asyncio.TaskGroup, rng: random.Random) -> None:
         key = self._key(rng)
@@ -72,7 +76,7 @@ class SwapEditor:
         if way < EARLY_SHARE:
             await self._send(message)
             began = time.monotonic()
-            await self._rest(rng.uniform(0, self._lag_max_s))
+            await rested(self._is_over, rng.uniform(0, self._lag_max_s))
             await self._write(key)
             self.lag_s = max(self.lag_s, time.monotonic() - began)
             return
@@ -99,21 +103,19 @@ class SwapEditor:
         self.sent += 1
 
     async def _send_late(self, message: Mapping[str, object], seconds: float) -> None:
-        await self._rest(seconds)
+        await rested(self._is_over, seconds)
         await self._send(message)
 
     def _key(self, rng: random.Random) -> str:
         most = max(1, self._keys // 10) if rng.random() < HOT_SHARE else self._keys
         return key_of(rng.randint(1, most))
 
-    async def _rest(self, seconds: float) -> bool:
-        """Rest, but not longer than until the end; return whether that has come."""
-        waiting = asyncio.ensure_future(self._is_over.wait())
-        try:
-            await asyncio.wait([waiting], timeout=seconds)
-        finally:
-            waiting.cancel()
-        return self._is_over.is_set()
+
+async def rested(is_over: asyncio.Event, seconds: float) -> bool:
+    """Rest, but not longer than until the end; return whether that has come."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(is_over.wait(), seconds)
+    return is_over.is_set()
 
 
 def key_of(number: int) -> str:

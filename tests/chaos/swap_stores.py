@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from chaos.reindex_worker import PIPELINE
-from chaos.swap_editor import Rows, key_of
+from chaos.swap_editor import Rows, key_of, rested
 from chaos.swap_judge import Begun, Event, Moved, Written
 from keywise.core.controls import Controls, controls_of
 from servers.opensearch import OpenSearchServer
@@ -420,7 +420,7 @@ class SwapRecorder(OpenSearchRecorder):
             self.late.append(answer.status)
         elif is_mute:
             self.is_mute = False
-            await asyncio.sleep(2 * SINK_TIMEOUT_S)
+            await rested(asyncio.Event(), 2 * SINK_TIMEOUT_S)
         return answer
 
     def _note_accepted(self, one: Accepted) -> None:

@@ -14,6 +14,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import keywise
+from chaos.fleet import pause
 from chaos.reindex_worker import PIPELINE, NotedOrigin, ReindexAssignment
 from keywise.adapters.opensearch.sink import OpenSearchSink
 from keywise.adapters.postgres.sink import PostgresSink
@@ -96,8 +97,8 @@ async def _take(assignment: SwapAssignment, note: Callable[[str], None]) -> None
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "wait":
-            while not _may_go(notes):  # noqa: ASYNC110 - another process writes the file
-                await asyncio.sleep(LOOK_S)
+            while not _may_go(notes):
+                await asyncio.to_thread(pause, LOOK_S)
 
 
 def _was_reached(notes: Path) -> bool:

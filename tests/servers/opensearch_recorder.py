@@ -1,7 +1,10 @@
 """A proxy in front of OpenSearch that notes every write which the engine accepts, in the engine's own order."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -23,6 +26,8 @@ class Accepted(msgspec.Struct, frozen=True, gc=False):
     deleted: bool
     index: str = ""
     """The index itself, also if it was written by the name of an alias."""
+    at: float = 0.0
+    """When its answer came, by the clock of this machine."""
 
 
 class _Item(msgspec.Struct, gc=False):
@@ -71,19 +76,20 @@ class OpenSearchRecorder:
         return web.Response(status=answer.status, body=content, content_type=answer.content_type)
 
     def _note(self, content: bytes) -> None:
+        now = time.time()
         for item in msgspec.json.decode(content, type=_Items).items:
             for action, one in item.items():
                 if one.number < 0 or one.status == 409:
                     self.refused += 1
                 else:
-                    accepted = Accepted(one.number, one.key, one.version, action == "delete", one.index)
+                    accepted = Accepted(one.number, one.key, one.version, action == "delete", one.index, now)
                     self.accepted.append(accepted)
                     self.on_accepted(accepted)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["OpenSearchRecorder"]:
         # Without `handler_cancellation`: what was sent before its client died may be accepted, so it has to be noted.
-        runner = web.ServerRunner(web.Server(self.serve, client_max_size=BODY_MAX))
+        runner = web.ServerRunner(web.Server(self.serve, request_factory=_request))
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as self._session:
             await runner.setup()
             site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -93,6 +99,12 @@ class OpenSearchRecorder:
                 yield self
             finally:
                 await runner.cleanup()
+
+
+def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+    """A bulk of rows is larger than what a request may have otherwise."""
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=BODY_MAX)
 
 
 def opensearch_recorder(server_url: str) -> AbstractAsyncContextManager[OpenSearchRecorder]:
