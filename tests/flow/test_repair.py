@@ -13,11 +13,13 @@ from causes import said
 from flow.rig import LEASED, Rig, Running
 from flow.test_consumer import page
 from flow.unreachable_adapters import Unreachable
+from keywise.adapters.memory.origin import MemoryOrigin
 from keywise.core import events
 from keywise.core.change import Change, ChangeHeader, order_of
 from keywise.core.controls import Pause
 from keywise.core.entry import Claim, Commit, LeaseTerms, Level, Phase
 from keywise.core.errors import TransientError
+from keywise.flow.refetch import from_origin
 from keywise.flow.repair import Repairer
 from keywise.operate.waiting import running_heartbeat
 
@@ -140,6 +142,66 @@ def test_a_key_that_is_gone_is_deleted():
     ward.nurse(NEXT_LOOK_S)
     assert (ward.stored, ward.sink.stored["a"].deleted) == ({}, True)
     assert (ward.entry("a").suspicions, ward.entry("a").mark) == (0, order_of(5))
+
+
+class OriginWard(Ward):
+    """A ward whose truth is an origin, which has no row of `a` at first."""
+
+    def __init__(self, *, is_consistent: bool = True) -> None:
+        super().__init__(None)
+        self.rows: dict[str, bytes] = {}
+        origin = MemoryOrigin(self.rows)
+        origin.is_consistent = is_consistent
+        self.more |= {"origin": origin, "refetch": from_origin(origin)}
+
+
+TWICE_S = NEXT_LOOK_S + HORIZON_S + 2 * REPAIR_S
+
+
+def test_an_origin_has_to_say_twice_that_a_key_is_gone():
+    once, twice = OriginWard(), OriginWard()
+    once.nurse(NEXT_LOOK_S)
+    twice.nurse(TWICE_S)
+    assert (once.sink.stored["a"].deleted, once.entry("a").suspicions) == (False, 1)
+    assert (twice.sink.stored["a"].deleted, twice.entry("a").suspicions) == (True, 0)
+
+
+def test_a_row_that_comes_late_is_no_deletion():
+    """Its change was announced before its row could be read."""
+    ward = OriginWard()
+
+    async def story() -> None:
+        await ward.fall_ill()
+        async with Running(ward):
+            await ward.pass_s(NEXT_LOOK_S)
+            ward.rows["a"] = b'{"id": "a", "v": 5, "text": "true"}'
+            await ward.pass_s(HORIZON_S + 2 * REPAIR_S)
+
+    ward.play(story())
+    assert b"true" in ward.sink.stored["a"].body
+    assert (ward.entry("a").suspicions, ward.entry("a").mark) == (0, order_of(5))
+
+
+def test_the_second_answer_counts_only_if_the_mark_has_not_moved():
+    ward = OriginWard()
+
+    async def story() -> None:
+        await ward.fall_ill()
+        async with Running(ward):
+            await ward.pass_s(NEXT_LOOK_S)
+            await ward.send(page("a", 6))
+            await ward.pass_s(HORIZON_S + 2 * REPAIR_S)
+            assert not ward.sink.stored["a"].deleted
+            await ward.pass_s(HORIZON_S + 2 * REPAIR_S)
+
+    ward.play(story())
+    assert (ward.sink.stored["a"].deleted, ward.entry("a").mark) == (True, order_of(6))
+
+
+def test_an_inconsistent_origin_never_says_that_a_key_is_gone():
+    ward = OriginWard(is_consistent=False)
+    ward.nurse(2 * TWICE_S)
+    assert (ward.sink.stored["a"].deleted, ward.entry("a").suspicions) == (False, 1)
 
 
 def test_a_key_that_is_gone_and_was_never_committed_is_forgotten():

@@ -6,7 +6,9 @@ import os
 
 import pytest
 
+from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import RunState
+from keywise.core.entry import LeaseTerms, RefusalReason
 from keywise.core.errors import AdminError
 from keywise.core.events import SwapRefused, TargetSwapped
 from reindex.catalogue import Catalogue, run_of
@@ -151,6 +153,26 @@ def test_a_target_with_a_missing_or_an_older_row_is_refused_by_name(catalogue):
     assert gate.is_refused
     _, sample = gate.failing
     assert "'k7' (missing)" in sample.value and "'k8' (older)" in sample.value
+
+
+def test_a_worker_that_was_stopped_cannot_write_into_a_new_target_with_the_name_of_a_dropped_one(catalogue):
+    """It filled the dropped target, and goes on in the scope of that one."""
+
+    async def story():
+        async with catalogue.working():
+            await catalogue.build("pages_1")
+            async with catalogue.acting() as admin:
+                await admin.cancel()
+                await admin.drop()
+            await catalogue.build("pages_1")
+            async with catalogue.acting() as admin:
+                assert admin.pipeline.open_target is not None
+                async with admin.pipeline.open_target("pages_1", 1) as late:
+                    terms = LeaseTerms("a worker that was stopped", 2.0)
+                    return await late.ledger.claim([ChangeHeader("k1", order_of(1))], terms)
+
+    results = run(story())
+    assert not results.granted and results.refused["k1"].reason is RefusalReason.PAUSED
 
 
 def test_the_old_target_is_dropped_with_its_scope_and_then_there_is_no_way_back(catalogue):

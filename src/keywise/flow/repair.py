@@ -24,6 +24,9 @@ KEYS_A_ROUND = 10
 KEYS_MAX = 1000
 """How many suspect keys are looked at. If so many cannot be repaired, younger ones wait for them."""
 
+OLDER = "refetch returned an older version than the one that was, or may have been, written"
+MISSING = "the origin does not have this key, which may only be late; its repair asks again after the horizon"
+
 _LOWEST: Order = (0, VERSION_MIN, 0)
 """The order of the deletion of a key that has no mark and does not exist in the source of truth."""
 
@@ -40,6 +43,8 @@ class Repairer:
         """The keys that are being repaired, or claimed for that."""
         self._retry_at: dict[str, float] = {}
         """Suspect keys whose repair was tried, or refused, with the time of the next attempt."""
+        self._missing: dict[str, tuple[Order, float]] = {}
+        """Suspect keys that the origin did not have, with their mark then, and since when."""
 
     async def suspects(self) -> list[str]:
         """Return the keys that can be repaired now, and set when the next search is due."""
@@ -50,6 +55,7 @@ class Repairer:
             limit = KEYS_A_ROUND + len(self._retry_at)
             found = await self._pipeline.admin.suspects(min(limit, KEYS_MAX), self._pipeline.settings.horizon_s)
             self._retry_at = {key: self._retry_at[key] for key in found if key in self._retry_at}
+            self._missing = {key: self._missing[key] for key in found if key in self._missing}
             due = [key for key in found if self._retry_at.get(key, now) <= now]
             # Keys that were not tried go first, then those that have waited longest.
             return sorted(due, key=lambda key: self._retry_at.get(key, -math.inf))[:KEYS_A_ROUND]
@@ -161,9 +167,9 @@ class Repairer:
             async with asyncio.timeout(pipeline.settings.lease_s):
                 with self._heartbeat.limit([claim]):
                     current = await self._refetched(claim.key, entry or EMPTY)
-                    if current is None:
+                    if isinstance(current, str):
                         await pipeline.ledger.release([claim])
-                        return "refetch returned an older version than the one that was, or may have been, written"
+                        return current
                     self._heartbeat.check([claim])  # Reading may have taken long.
                     sink: Sink = pipeline.sink  # type: ignore[assignment]
                     [result] = await sink.apply([current], [claim])
@@ -182,6 +188,7 @@ class Repairer:
             self._report_failure(claim, result.cause, result.traceback)
             await pipeline.ledger.fail([Failure(claim, result.certainty)])
             return result.cause
+        self._missing.pop(claim.key, None)
         written = current if current.order != _LOWEST else None
         await pipeline.retry_until_reachable("ledger", lambda: pipeline.admin.finish_repair(claim, written))
         self._retry_at.pop(claim.key, None)
@@ -212,13 +219,15 @@ class Repairer:
             entry.tried_at + self._pipeline.settings.redelivery_s
         )
 
-    async def _refetched(self, key: str, entry: Entry) -> Change[Any] | None:
-        """Return the current state as a change; None if it is older than what is, or may be, in the sink."""
+    async def _refetched(self, key: str, entry: Entry) -> Change[Any] | str:
+        """Return the current state as a change; or why it cannot be written, because what is, or may be, in the sink
+        may be newer."""
         mark = entry.mark
         change = await refetched(self._pipeline, key)
         controls = await self._pipeline.control_store.controls()
         if change is None:
-            return Change(key, mark or _LOWEST, deleted=True)
+            return Change(key, mark or _LOWEST, deleted=True) if self._is_gone(key, entry) else MISSING
+        self._missing.pop(key, None)
         change.order = in_era(change, entry, controls).order or change.order
         unknown = entry.unknown if await self._pipeline.admin.now() < entry.unknown_until else None
         seen = [order for order in (mark, unknown) if order is not None]
@@ -226,7 +235,19 @@ class Repairer:
         if entry.deleted and mark in forced and mark > change.order:
             return Change(key, mark, deleted=True)  # An operator removed this version; only a newer one replaces it.
         change.order = max([change.order, *forced])
-        return change if all(change.order >= order for order in seen) else None
+        return change if all(change.order >= order for order in seen) else OLDER
+
+    def _is_gone(self, key: str, entry: Entry) -> bool:
+        """Whether a key that the source of truth does not have is gone. An origin has to say so twice, a horizon apart,
+        and the mark must not have moved: the row of a change that was announced early may not be there yet."""
+        origin, now = self._pipeline.origin, self._pipeline.clock()
+        if origin is None or entry.mark is None or entry.deleted:
+            return True
+        mark, since = self._missing.get(key, (entry.mark, now))
+        if mark != entry.mark:
+            since = now
+        self._missing[key] = (entry.mark, since)
+        return origin.is_consistent and now >= since + self._pipeline.settings.horizon_s
 
     def _report_failure(self, claim: Claim, cause: str, traceback: str = "") -> None:
         name, retry_s = self._pipeline.name, self._pipeline.settings.repair_s

@@ -16,7 +16,6 @@ from keywise.core.controls import Controls, ReindexRun, RunState
 from keywise.core.entry import Claim, Refusal
 from keywise.core.errors import UnavailableError
 from keywise.core.origin import Origin
-from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.pipeline import LEDGER, OpenPipeline
 from keywise.flow.repair import Repairer
 from keywise.operate.waiting import running_heartbeat
@@ -91,10 +90,11 @@ class BesideWork:
                     await swap.finish(move)
                     return
                 await barrier.lift()
+            repairer = Repairer(other, of_other, despite_pause=True)
             while not is_over():
                 if await self._catch_up_once(claim, catch_up, swap):
                     return
-                await self._repair(other, of_other)
+                await self._repair(other, repairer)
                 await self._rest(is_over)
 
     async def _catch_up_once(self, claim: Claim, catch_up: CatchUp, swap: Swap) -> bool:
@@ -160,10 +160,9 @@ class BesideWork:
     async def _controls(self) -> Controls:
         return await self._pipeline.retry_until_reachable(LEDGER, self._pipeline.control_store.controls)
 
-    async def _repair(self, other: OpenPipeline, heartbeat: Heartbeat) -> None:
+    async def _repair(self, other: OpenPipeline, repairer: Repairer) -> None:
         """Repair what is suspect in the other target; in the live one, the workers do."""
         if other.has_suspects:
-            repairer = Repairer(other, heartbeat, despite_pause=True)
             keys = await other.admin.suspects(SUSPECTS_AT_ONCE, other.settings.horizon_s)
             await repairer.run(keys)
 

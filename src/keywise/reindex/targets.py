@@ -4,7 +4,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 
 from msgspec.structs import replace
 
-from keywise.core.controls import Controls, ReindexRun, RunState
+from keywise.core.controls import Controls, Move, ReindexRun, RunState
 from keywise.core.errors import AdminError, DatabaseError
 from keywise.core.ledger import TransferableLedger
 from keywise.core.target import AliasSink, MovableSink, TargetNote
@@ -12,6 +12,8 @@ from keywise.flow.pipeline import OpenPipeline
 from keywise.reindex.plan import RunPlan
 
 GENERATION = "{generation}"
+NOBODY = -1
+"""No claim has this token, so a barrier that has it stays up."""
 
 
 def target_of(plan: RunPlan, generation: int) -> str:
@@ -94,6 +96,7 @@ async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, k
     with suppress(DatabaseError):
         async with pipeline.open_target(target, generation) as other:
             assert isinstance(other.ledger, TransferableLedger), "a run starts only on a ledger that lists its entries"
+            await _close(other, target)
             await other.ledger.transfer.clear()
     if not keeps_target:
         await sink.drop_target(target)
@@ -101,6 +104,17 @@ async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, k
         assert before.run is not None, "a run has filled it"
         dropped = replace(before.run, is_dropped=True)
         await store.replace_controls(before, replace(before, spare="", spare_generation=0, run=dropped))
+
+
+async def _close(other: OpenPipeline, target: str) -> None:
+    """Let nobody claim anything in the scope of a dropped target any more.
+
+    A worker that was stopped while it filled the target would go on, and write into another one of the same name.
+    """
+    store = other.control_store
+    closed = Move(target, target, NOBODY)
+    while (before := await store.controls()).move != closed:
+        await store.replace_controls(before, replace(before, move=closed))
 
 
 async def drop_old(pipeline: OpenPipeline, keep: int) -> list[str]:

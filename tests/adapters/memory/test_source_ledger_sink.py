@@ -337,6 +337,15 @@ def test_a_conditional_store_refuses_what_is_older():
     assert len(sink.writes) == 2
 
 
+def test_a_conditional_store_takes_the_version_that_it_holds_again_from_a_repair():
+    """A repair may delete a key at its mark, as the other conditional stores let it."""
+    sink = MemorySink(Grade.CONDITIONAL)
+    sink.write(Change("a", order_of(2)), token=1)
+    older, equal = (Change("a", order_of(version), deleted=True) for version in (1, 2))
+    results = [asyncio.run(sink.apply([change], [Claim("a", None, False, 2)])) for change in (older, equal)]
+    assert (results, sink.stored["a"].deleted) == ([[SUPERSEDED], [APPLIED]], True)
+
+
 def test_a_store_that_forgets_deletions_takes_an_old_version_again():
     now = [0.0]
     sink = MemorySink(Grade.CONDITIONAL, forget_deletions_s=60.0, clock=lambda: now[0])

@@ -56,15 +56,20 @@ class MemorySink:
         return self._place().writes
 
     async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
-        return [self.write(change, claim.token) for change, claim in zip(changes, claims, strict=True)]
+        return [
+            self.write(change, claim.token, repairs=claim.order is None)
+            for change, claim in zip(changes, claims, strict=True)
+        ]
 
-    def write(self, change: Change[Any], token: int) -> SinkResult:
-        """Accept one write, or refuse it if the store holds something newer."""
+    def write(self, change: Change[Any], token: int, *, repairs: bool = False) -> SinkResult:
+        """Accept one write, or refuse it if the store holds something newer. A repair also writes at an equal order."""
         place = self._place()
         held = self._held(place.stored, change.key)
         if self.grade is Grade.CONDITIONAL and held is not None and held.order >= change.order:
-            # Equal: an earlier try arrived though its answer was lost.
-            return APPLIED if held.order == change.order else SUPERSEDED
+            if held.order > change.order:
+                return SUPERSEDED
+            if not repairs:
+                return APPLIED  # An earlier try arrived though its answer was lost.
         place.stored[change.key] = Stored(change.order, change.deleted, change.body, self._clock())
         place.writes.append(Write(change.key, change.order, change.deleted, token))
         return APPLIED
