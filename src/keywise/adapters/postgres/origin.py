@@ -66,7 +66,7 @@ class PostgresOrigin:
         await self.database.__aexit__()
 
     async def shards(self, size: int) -> Sequence[Shard]:
-        return await shards_by_keys(self._key_behind, size)
+        return await shards_by_keys(self._key_after, size)
 
     async def scan(self, shard: Shard, after: str, limit: int) -> Page:
         return await read_page(self._rows, shard, after, limit)
@@ -85,7 +85,7 @@ class PostgresOrigin:
         statement = f"{self._select} {where} order by {self._key} limit ${len(bounds) + 1}"
         return _bodies(await self._read(statement, *bounds, limit))
 
-    async def _key_behind(self, low: str | None, size: int) -> str | None:
+    async def _key_after(self, low: str | None, size: int) -> str | None:
         where, bounds = self._within(KeyRange(low))
         if self._kind == "text":
             where = f"{where or 'where true'} and octet_length({self._key}) <= {BOUND_MAX_BYTES}"

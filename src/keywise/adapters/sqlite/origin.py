@@ -57,7 +57,7 @@ class SqliteOrigin:
         self._thread = self._connection = None
 
     async def shards(self, size: int) -> Sequence[Shard]:
-        return await shards_by_keys(self._key_behind, size)
+        return await shards_by_keys(self._key_after, size)
 
     async def scan(self, shard: Shard, after: str, limit: int) -> Page:
         return await read_page(self._rows, shard, after, limit)
@@ -73,7 +73,7 @@ class SqliteOrigin:
         where, bounds = self._within(within)
         return await self._bodies(f"{where} order by {self._key} limit ?", (*bounds, limit))
 
-    async def _key_behind(self, low: str | None, size: int) -> str | None:
+    async def _key_after(self, low: str | None, size: int) -> str | None:
         where, bounds = self._within(KeyRange(low))
         statement = (
             f"select cast({self._key} as text) from {self._table} "  # noqa: S608 - names are checked
