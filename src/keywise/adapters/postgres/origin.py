@@ -1,4 +1,4 @@
-"""A table in Postgres as the source of truth, read in the order of its key column."""
+"""A table in Postgres as an origin, read in the order of its key column."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -98,7 +98,7 @@ class PostgresOrigin:
         return found[0][0] if found else None
 
     def _within(self, within: KeyRange) -> tuple[str, list[str]]:
-        """The condition of a range, with its arguments. A condition that is not there needs no plan of its own."""
+        """Return the condition of a range, empty if it has no bounds, and its arguments."""
         given = [(sign, key) for sign, key in ((">", within.low), ("<=", within.high)) if key is not None]
         tests = [f"{self._key} {sign} ${n}::text::{self._kind}" for n, (sign, _) in enumerate(given, start=1)]
         return f"where {' and '.join(tests)}" if tests else "", [key for _, key in given]
@@ -112,7 +112,7 @@ class PostgresOrigin:
             raise
 
     def _can_hold(self, key: str) -> bool:
-        """Whether the column can hold a key, spelled like that. The server would refuse all keys because of another."""
+        """Whether the column can hold a key that is spelled like that; the server would fail the query for another."""
         if self._kind == "bigint":
             return bool(_INTEGER.fullmatch(key)) and BIGINT_MIN <= int(key) <= BIGINT_MAX
         if self._kind == "uuid":
@@ -162,7 +162,7 @@ def _body_column(column: Column, name: str) -> str:
 
 
 def _bodies(rows: Sequence[Any]) -> list[tuple[str, bytes]]:
-    """Rows as bodies of messages. A body that is null is empty, which no reader accepts."""
+    """Return rows as bodies of messages. A body that is null becomes empty, which no reader accepts."""
     return [(key, body if isinstance(body, bytes) else (body or "").encode()) for key, body in rows]
 
 

@@ -1,4 +1,4 @@
-"""A table in a SQLite file as the source of truth, read in the order of its key column."""
+"""A table in a SQLite file as an origin, read in the order of its key column."""
 
 import asyncio
 import sqlite3
@@ -84,7 +84,7 @@ class SqliteOrigin:
         return str(found[0][0]) if found else None
 
     def _within(self, within: KeyRange) -> tuple[str, list[str]]:
-        """The condition of a range, with its arguments; the column turns texts into numbers if it holds numbers."""
+        """Return the condition of a range, and its arguments: texts, which a column of numbers compares as numbers."""
         given = [(sign, key) for sign, key in ((">", within.low), ("<=", within.high)) if key is not None]
         return " and ".join([*(f"{self._key} {sign} ?" for sign, _ in given), self._has_key]), [key for _, key in given]
 
@@ -101,7 +101,7 @@ class SqliteOrigin:
         return f"select cast({self._key} as text), {self._body} from {self._table}"  # noqa: S608 - names are checked
 
     def _as_body(self, names: Sequence[str], key: str, row: Sequence[Any]) -> bytes:
-        """A row as the body of a message. A body that is null is empty, which no reader accepts."""
+        """Return a row as the body of a message. A body that is null becomes empty, which no reader accepts."""
         if not self._user_table.body:
             fields = dict(zip(names, row, strict=True))
             # Keys are text, as in a message.
