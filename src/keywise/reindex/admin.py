@@ -1,4 +1,4 @@
-"""What an operator does with a reindex, from its start to a swap and a rollback. Each act leaves a history record."""
+"""What an operator does with a reindex, from its start to a swap and a rollback; each act leaves a history record."""
 
 from collections.abc import Callable
 

@@ -48,7 +48,7 @@ class ActOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions:
-    """Which rows are read, and how."""
+    """Which rows are read, and where they are written."""
 
     into: Annotated[
         str,
@@ -210,7 +210,7 @@ def reindex_admin(admin: PipelineAdmin, options: ActOptions) -> ReindexAdmin:
 
 
 def print_step(text: str) -> None:
-    """Say what the command does now to a person who waits for it."""
+    """Print what the command does now, if a person waits for it at a terminal."""
     if sys.stderr.isatty():
         print(plain(text), file=sys.stderr)
 
