@@ -66,7 +66,7 @@ class StartOptions:
     ] = False
     delete_max: DeleteOption = None
     unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Do not compare versions of the origin with the ledger first.")
+        bool, typer.Option("--unchecked", help="Do not check rows and versions before the first write.")
     ] = False
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read the rows here, count what a run would do, and write nothing.")
