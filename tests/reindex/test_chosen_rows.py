@@ -100,7 +100,9 @@ def test_an_origin_that_cannot_choose_rows_says_what_to_do(tmp_path: Path):
     works = Works(tmp_path, Catalogue(row("a", 1)))
 
     async def story() -> None:
-        with pytest.raises(OriginError, match="cannot choose rows by a condition; write their keys into a file.*--ids"):
+        with pytest.raises(
+            OriginError, match=r"cannot choose rows by a condition; write their keys into a file.*--ids"
+        ):
             await works.start(where="true")
 
     run(story())

@@ -45,6 +45,7 @@ FOLDERS = (
     "src/keywise/flow/",
     "src/keywise/observe/",
     "src/keywise/operate/",
+    "src/keywise/reindex/",
     "src/keywise/ingest/",
     "src/keywise/testing/conformance/",
     "src/keywise/testing/handlers/",

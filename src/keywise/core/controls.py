@@ -1,4 +1,4 @@
-"""What an operator has set for a pipeline: its era, its pauses, its reindex and its target; whether a resync is due."""
+"""What is set for a pipeline: its era, its pauses, its last reindex, its target, and whether a resync is due."""
 
 import enum
 from fnmatch import fnmatchcase
@@ -30,30 +30,30 @@ class RunState(enum.StrEnum):
     """How far a reindex has come."""
 
     STARTING = "starting"
-    """Its shards are being written to the ledger; no worker reads them yet."""
+    """Its target is being created, and its shards are being written to the ledger; no worker reads them yet."""
     SCANNING = "scanning"
     SWEEPING = "sweeping"
-    """All shards are read. Keys that the scan has not met are looked up in the origin."""
+    """All shards are read. Postponed rows are written; in place, keys that the scan has not met are looked up too."""
     CATCHING_UP = "catching up"
-    """Another target holds all rows, and follows the live one until the swap."""
+    """The other target has all rows, and follows the live one until the swap."""
     COMPLETE = "complete"
     CANCELLED = "cancelled"
 
 
 class ReindexRun(msgspec.Struct, frozen=True):
-    """A run over the rows of an origin, which writes each of them again at a generation."""
+    """A run over the rows of an origin. In place it writes each again at its generation; beside, to another target."""
 
     generation: int
     state: RunState = RunState.STARTING
     is_paused: bool = False
     shards: int = 0
-    """How many shards the run has; shards of earlier runs behind that number do not count."""
+    """How many shards the run has. The ledger may have more: those from this number on are of earlier runs."""
     is_partial: bool = False
-    """The run reads only some rows, so it cannot know which keys are gone, and sweeps nothing."""
+    """The run reads only some rows. It cannot know which keys are gone, so its sweep writes postponed rows only."""
     also_removed: bool = False
     """Also write rows at a version that an operator has removed."""
     delete_max: int | None = None
-    """How many keys the sweep may delete before it stops and asks; None: 1 %, and at most 1,000."""
+    """How many gone keys the run may delete without the operator's consent; None: 1 %, and at most 1,000."""
     started_at: float = 0.0
     """By the store's clock."""
     ended_at: float = 0.0
@@ -62,19 +62,19 @@ class ReindexRun(msgspec.Struct, frozen=True):
     into: str = ""
     """The target that the run fills beside the live one; empty for a run in place."""
     live: str = ""
-    """The live target when a run beside began."""
+    """The target that was live when a run beside began."""
     is_rollback: bool = False
-    """The target was live before, so that there are no rows to read: it only has to catch up."""
+    """The target was live before, so there are no rows to read: it only has to catch up."""
     swaps: bool = False
-    """The operator wants `into` to become the live target as soon as it may."""
+    """The operator wants a swap to `into`, as soon as the gate allows it."""
     is_dropped: bool = False
-    """The target beside the live one that this run has left, after its end, was dropped."""
+    """The target that this run had filled was dropped after its end."""
     accept_dead: int = 0
-    """With how many dead letters of its rows the swap may take place."""
+    """How many rows may be missing in the target at the swap: dead letters, or keys that could not be written."""
     pause_max_s: float = PAUSE_MAX_S
     """How long a swap may keep changes waiting."""
     notify: str = ""
-    """The URL of a queue or a receiver that gets a notice when the run has ended; `${NAME}` stands for a secret."""
+    """The URL that gets a notice when the run has ended; `${NAME}` in it stands for a secret. Empty: no notice."""
     is_notified: bool = False
     """The notice was sent."""
 
@@ -95,7 +95,7 @@ class Move(msgspec.Struct, frozen=True):
     """The target that the name stands for."""
     after: str
     token: int
-    """Of the claim under which a worker carries out the swap; the next holder of that claim takes the barrier over."""
+    """The token of the claim under which a worker swaps; the next holder of that claim takes the barrier over."""
     is_called: bool = False
     """The store was asked to move the name, so it may have moved: from here on the swap only goes forward."""
 
@@ -114,7 +114,7 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
     """
 
     scale: str = ""
-    """The scale of the versions of an object pipeline, fixed by its first event; empty before that, or elsewhere."""
+    """The scale of the versions of an object pipeline, fixed by its first event; empty before that, and for others."""
 
     run: ReindexRun | None = None
     """The last reindex, which may still be going on."""
@@ -125,12 +125,12 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
     spare: str = ""
     """The target that was live before the last swap, and can be again; empty if there is none, or it was dropped."""
     spare_generation: int = 0
-    """Of the run whose scope in the ledger describes the spare."""
+    """The generation of the run whose scope in the ledger describes the spare."""
     target_epoch: int = 0
     """How many swaps there were, rollbacks included."""
     swap_token: int = 0
-    """Of the last claim under which a worker has changed the controls for a swap. Tokens grow, so a worker that was
-    stopped and has lost its claim finds a higher one, and changes nothing."""
+    """The token of the last claim under which a worker has changed the controls for a swap. Tokens grow, so a worker
+    that was stopped and has lost its claim finds a higher one, and changes nothing."""
 
     @property
     def is_plain(self) -> bool:
@@ -191,10 +191,10 @@ PLAIN = Controls()
 
 @lru_cache(maxsize=16)
 def controls_of(text: str | bytes) -> Controls:
-    """What `text_of` wrote. A ledger reads it in every batch, and it seldom changes."""
+    """Read what `text_of` wrote. The result is cached: a ledger reads it in every batch, and it seldom changes."""
     return PLAIN if text == "{}" else msgspec.json.decode(text, type=Controls)
 
 
 def text_of(controls: Controls) -> str:
-    """Controls as a database keeps them."""
+    """Return controls as a database keeps them."""
     return msgspec.json.encode(controls).decode() if controls != PLAIN else "{}"

@@ -10,16 +10,16 @@ from keywise.core.errors import OriginError
 from keywise.core.origin import CURSOR_MAX_BYTES, Page, Shard
 
 BOUND_MAX_BYTES = 320
-"""The longest key that bounds a shard: two of them fit into the note of a shard, even if all of it is escaped."""
+"""The longest key that bounds a shard: two of them fit into its `bounds`, even if JSON escapes every byte."""
 CONDITION_MAX_BYTES = 500
 """The longest condition: it is kept in the note of each shard."""
 
 _BEGIN = "<"
-"""The cursor before the first row of a shard; a cursor behind a row is `=` and the key of the row."""
+"""The cursor before the first row of a shard; the cursor after a row is `=` and the key of the row."""
 
 
 class KeyRange(msgspec.Struct, frozen=True, array_like=True):
-    """The keys behind `low`, up to and including `high`, in the order of the key column. None: no bound."""
+    """The keys after `low`, up to and including `high`, in the order of the key column. None: no bound."""
 
     low: str | None = None
     high: str | None = None
@@ -36,16 +36,17 @@ ReadRows: TypeAlias = Callable[[KeyRange, int], Awaitable[Sequence[tuple[str, by
 """Reads the first rows of a range, up to a limit: the key of each, and the row as the body of a message."""
 
 
-async def shards_by_keys(key_behind: Callable[[str | None, int], Awaitable[str | None]], size: int) -> list[Shard]:
+async def shards_by_keys(key_after: Callable[[str | None, int], Awaitable[str | None]], size: int) -> list[Shard]:
     """Divide a table into ranges of `size` rows.
 
-    `key_behind` returns the last of the next `size` keys behind a key, of those that may bound a shard; None if there
-    are fewer. So each step reads a part of the index, and a large table needs no long statement.
+    `key_after` counts only keys that are short enough for a bound, from a key on (None: from the first), and returns
+    the one that is `size` keys further; None if there are fewer. Each step reads a part of the index, so no statement
+    runs for long on a large table.
     """
     bounds: list[str | None] = [None]
-    while (key := await key_behind(bounds[-1], size)) is not None:
+    while (key := await key_after(bounds[-1], size)) is not None:
         bounds.append(key)
-    # The last shard has no end: a key that is inserted later is in one of them.
+    # The last shard has no end, so that every key that is inserted later is in some shard.
     ends = [*bounds[1:], None]
     return [
         Shard(f"{number:08}", msgspec.json.encode(KeyRange(low, high)).decode(), None if high is None else size)
@@ -62,7 +63,7 @@ def with_condition(shards: Sequence[Shard], condition: str) -> list[Shard]:
 
 
 async def read_page(read: ReadRows, shard: Shard, after: str, limit: int) -> Page:
-    """Read the rows of a shard behind a cursor.
+    """Read the rows of a shard after a cursor.
 
     The page has more than `limit` rows if the key of the last one is too long for a cursor.
     """

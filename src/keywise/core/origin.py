@@ -8,7 +8,7 @@ import msgspec
 from keywise.core.resource import AsyncResource
 
 CURSOR_MAX_BYTES = 3 * 1024
-"""The longest cursor, and the longest note of a shard: the ledger keeps both in the position of a shard."""
+"""The longest cursor, and the longest bounds of a shard: the ledger keeps both in the position of the shard."""
 
 
 class Shard(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class Page(msgspec.Struct, frozen=True):
     rows: Sequence[bytes]
     """Each row as the body of a message: the reader of the pipeline finds key and version in it."""
     after: str
-    """The cursor behind the last row; `scan` goes on there. It is not empty."""
+    """The cursor after the last row; `scan` goes on there. It is not empty."""
     is_last: bool
     """Whether the shard ends here. A page that is not the last one may have few rows, or none."""
 
@@ -52,7 +52,7 @@ class Origin(AsyncResource, Protocol):
         """Divide the origin into shards of about `size` rows."""
 
     async def scan(self, shard: Shard, after: str, limit: int) -> Page:
-        """Return up to `limit` rows of a shard behind a cursor; an empty cursor is before the first row."""
+        """Return up to `limit` rows of a shard after a cursor; an empty cursor is before the first row."""
 
     async def fetch(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         """Return the current rows of these keys. A key that has no row is left out."""

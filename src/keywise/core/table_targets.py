@@ -1,4 +1,4 @@
-"""Targets of a sink that is a table: what they are called, and when a table may be one."""
+"""The targets of a sink that is a table: their names, and the checks of a table that is to become one."""
 
 import msgspec
 
@@ -18,12 +18,12 @@ class FoundTable(msgspec.Struct, frozen=True):
 
 
 def first_label(table: str) -> str:
-    """Return what the live table is called as a target before its name has moved for the first time."""
+    """Return the label of the live table before the first swap: its name once it is no longer live."""
     return f"{table}_0"
 
 
 def check_label(target: str, reserved: str) -> None:
-    """Refuse what cannot be the name of a table beside the live one."""
+    """Raise `AdminError` if a target cannot be the name of a table beside the live one."""
     if "." in target:
         raise AdminError(f"name the target {target!r} without a schema; it is a table beside the live one")
     try:
@@ -33,13 +33,13 @@ def check_label(target: str, reserved: str) -> None:
 
 
 def check_definition(table: str, target: str, definition: bytes | None) -> None:
-    """Refuse a definition: what a table is made of is written in SQL, and the operator's to run."""
+    """Raise `AdminError` if there is a definition: it would be SQL, which the operator runs."""
     if definition is not None:
         raise AdminError(f"a table has no file that defines it; {make_it_yourself(table, target)}")
 
 
 def check_found(table: str, target: str, note: TargetNote, found: FoundTable) -> None:
-    """Refuse a table that is there already, unless this run has built it, or it is empty and fits."""
+    """Raise `AdminError` if a table that exists cannot be the target: another run's, not empty, or of other columns."""
     by = found.built_by
     if by is not None and by != note:
         raise AdminError(
@@ -54,5 +54,5 @@ def check_found(table: str, target: str, note: TargetNote, found: FoundTable) ->
 
 
 def make_it_yourself(table: str, target: str) -> str:
-    """Return the advice where keywise cannot create a target: an empty table of its name is used as it is."""
+    """Return the advice if keywise cannot create a target: create an empty table of that name, which it then uses."""
     return f"create the table {target} yourself, empty and with the columns of {table}, and start again"

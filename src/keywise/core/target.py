@@ -8,7 +8,7 @@ from keywise.core.sink import AtomicSink, Sink
 
 
 class TargetNote(msgspec.Struct, frozen=True):
-    """What a target remembers of the run that builds it, where its store can keep that."""
+    """Which run has built a target: its store keeps this beside the target, if it can."""
 
     pipeline: str
     generation: int
@@ -16,17 +16,17 @@ class TargetNote(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class MovableSink(Protocol):
-    """The ability of a sink to be built beside, and to move its name to what was built.
+    """The ability of a sink to have another target built beside its live one, and to move its name to it.
 
-    The *name* is what the URL of the sink says, and the *target* what stores the documents or rows. Each write finds
-    the target by the name, so that a write after the move can only reach the new one.
+    The *name* is what the URL of the sink says, and the *target* is what stores the documents or rows. Each write finds
+    the target by the name, so a write after the move can only reach the new target.
     """
 
     async def current_target(self) -> str:
         """Return the target that the name stands for; raise `AdminError` if the name cannot be moved."""
 
     def at_target(self, target: str) -> Sink | AtomicSink:
-        """Return a sink, not open yet, that writes to this target also while the name stands for another one."""
+        """Return a sink, not open yet, that writes to this target even while the name stands for another one."""
 
     async def create_target(self, target: str, note: TargetNote, epoch: int, definition: bytes | None) -> None:
         """Create an empty target for a run, or find the one that the same run has created.
@@ -36,15 +36,18 @@ class MovableSink(Protocol):
         """
 
     async def finish_target(self, target: str) -> list[str]:
-        """Undo what made the building faster, make all writes visible, and return why the target cannot serve yet."""
+        """Undo what made the building faster, make all writes visible, and return why the target cannot go live yet.
+
+        The list is empty if it can.
+        """
 
     async def count(self, target: str) -> int:
         """Return how many keys a target holds."""
 
     async def targets(self, pipeline: str) -> list[str]:
-        """Return the targets that runs of this pipeline have built and that exist still, the oldest first.
+        """Return the targets that runs of this pipeline have built and that still exist, the oldest first.
 
-        Empty where the store cannot remember it.
+        The list is empty if the store keeps no notes on its targets.
         """
 
     async def drop_target(self, target: str) -> None:
@@ -68,4 +71,7 @@ class RenamingSink(MovableSink, Protocol):
     """A movable sink in the ledger's database: the name moves in the transaction that also ends the barrier."""
 
     async def exchange(self, connection: Any, before: str, after: str) -> None:
-        """Rename the live table to `before`, and the table `after` to the name of the sink, in a transaction."""
+        """Rename the live table to `before`, and the table `after` to the name of the sink.
+
+        `connection` has a transaction open, which the caller commits or rolls back.
+        """

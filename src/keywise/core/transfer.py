@@ -1,4 +1,4 @@
-"""The contract of a ledger that can be copied."""
+"""The contract of a ledger whose scopes can be read and written as a whole: to copy, list or compare them."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -24,18 +24,25 @@ class TransferPage(msgspec.Struct, frozen=True):
 
 
 class LedgerTransfer(Protocol):
-    """Reads and writes all of one ledger scope, to copy it to another ledger while no worker uses it."""
+    """Reads and writes all of one ledger scope.
+
+    A copy to another ledger needs a scope that no worker uses. A reindex reads pages while workers go on.
+    """
 
     async def scopes(self) -> list[str]:
         """Return the scopes of this store that are not empty, in order."""
 
     async def page(self, cursor: str, limit: int) -> TransferPage:
-        """Return up to `limit` items behind a cursor: entries under any policy, then dead letters, then records."""
+        """Return up to `limit` items after a cursor: first all entries, then dead letters, then records.
+
+        An empty cursor is before the first item.
+        """
 
     async def add(self, page: TransferPage) -> None:
-        """Store a page of another ledger: entries of unknown keys, and letters and records behind the existing ones.
+        """Store a page of another ledger: entries of unknown keys, and letters and records after the existing ones.
 
-        Only `updated_at` may change, to the next whole second. After an error, a part of the page may be stored.
+        `updated_at` may be rounded up to a whole second; all else stays. After an error, a part of the page may be
+        stored.
         """
 
     async def clear(self) -> None:
@@ -45,7 +52,7 @@ class LedgerTransfer(Protocol):
         """Replace the controls of all keys."""
 
     async def tokens_above(self, floor: int) -> int:
-        """Grant only tokens above `floor` from now on; return a token that no earlier one exceeds."""
+        """Grant only tokens above `floor` from now on; return the highest token so far, or a higher one."""
 
 
 class ScopeDifferences(msgspec.Struct, frozen=True):
@@ -54,7 +61,11 @@ class ScopeDifferences(msgspec.Struct, frozen=True):
     rows: int
     """How many keys of this scope have a mark that is no deletion."""
     entries: Sequence[tuple[str, Entry | None, Entry | None]]
-    """The keys whose version or deletion differs, or with which something is going on, and the entries of both."""
+    """Keys with their entries in this scope and in the other one; None: the scope does not know the key.
+
+    Every key whose version or deletion differs, and every key that is claimed or suspect, or of which a write has an
+    unknown outcome, in either scope.
+    """
 
 
 @runtime_checkable
@@ -62,7 +73,7 @@ class ComparingTransfer(Protocol):
     """The ability of a store to compare two of its scopes itself, which is faster than to read both."""
 
     async def compare(self, other: LedgerTransfer, limit: int) -> ScopeDifferences | None:
-        """Compare this scope with another one; return None if that is in another store, or too much differs.
+        """Compare this scope with another one.
 
-        `limit` is the number of keys from which on it counts as too much.
+        Return None if that is in another store, or if there are `limit` keys or more to return.
         """

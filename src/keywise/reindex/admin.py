@@ -1,4 +1,4 @@
-"""What an operator does with a reindex, from its start to a swap and a rollback; each act leaves a record."""
+"""What an operator does with a reindex, from its start to a swap and a rollback; each act leaves a history record."""
 
 from collections.abc import Callable
 
@@ -31,10 +31,11 @@ class ReindexAdmin:
     async def start(self, plan: RunPlan, report: Callable[[str], None] = lambda text: None) -> ReindexRun:
         """Start a run; workers take part in it from then on. A start that was broken off is continued.
 
-        The same generation again is the same run: a script may repeat its start after a crash.
+        The same generation again is the same run: a script may repeat its start after a crash. `report` gets each step.
         """
         controls = await self.pipeline.control_store.controls()
-        before, live = controls.run, await check_beside(self.pipeline, controls, plan) if plan.into else ""
+        before = controls.run
+        live = await check_beside(self.pipeline, controls, plan) if plan.into else ""
         if before is not None and before.state is not RunState.STARTING and _is_same(before, plan):
             return before
         self._check_no_other(controls, plan)
@@ -65,8 +66,10 @@ class ReindexAdmin:
         return scanning
 
     def _check_no_other(self, controls: Controls, plan: RunPlan) -> None:
-        """Raise `AdminError` if another run goes on, or a cancelled one has left its target, which nothing would know
-        any more after this start."""
+        """Raise `AdminError` if another run goes on, or a cancelled one has left its target.
+
+        The controls know only the last run, so after this start `drop` could no longer find that target.
+        """
         run, name = controls.run, self.pipeline.name
         if run is not None and run.is_active and not _is_same(run, plan):
             raise AdminError(
@@ -102,13 +105,12 @@ class ReindexAdmin:
         return run
 
     async def pause(self) -> ReindexRun:
-        """Let workers read no more pages; what they have begun ends, and every shard keeps its place."""
+        """Let workers begin no more pages or passes. What they have begun ends, and every shard keeps its place."""
         return await self._change("paused", lambda run: replace(run, is_paused=True))
 
     async def resume(self, delete_max: int | None = None) -> ReindexRun:
-        """Go on with a paused run, or with a sweep that has found more gone keys than it may delete.
-
-        Raises `AdminError` if the sweep would stop again at once, because `delete_max` is too low.
+        """Go on with a paused run, or consent to the deletion of up to `delete_max` gone keys.
+        Raises `AdminError` if the run would wait again at once, because `delete_max` is too low.
         """
         report = await report_run(self.pipeline, self._shards)
         if report is not None and report.gone and (not report.run.is_paused or delete_max is not None):
@@ -126,9 +128,9 @@ class ReindexAdmin:
         return await self._change("resumed", resumed)
 
     async def cancel(self) -> ReindexRun:
-        """End a run where it is. In place, what it has written stays: each row is current, at its own version.
+        """End a run where it is. In place, what it has written stays: each row is at its own version.
 
-        A target beside the live one is left to `drop`.
+        A target beside the live one stays in its store until `drop`. Raises `AdminError` if a swap can only go forward.
         """
         ended_at = await self.pipeline.admin.now()
         move = (await self.pipeline.control_store.controls()).move
@@ -144,7 +146,7 @@ class ReindexAdmin:
     async def verify(
         self, sample_keys: int = SAMPLE_KEYS, *, accept_dead: int | None = None, pause_max_s: float | None = None
     ) -> GateResult:
-        """Return what the gate says of the other target now; the limits are those of a swap, or of the last one."""
+        """Return what the gate finds now under the limits of a swap; None: those that the run has."""
         run = await self._catching_up()
         report = await report_run(self.pipeline, self._shards)
         assert report is not None, "there is a run"
@@ -154,7 +156,7 @@ class ReindexAdmin:
         return GateResult(run, lines)
 
     async def swap(self, accept_dead: int = 0, pause_max_s: float | None = None) -> ReindexRun:
-        """Let a worker swap as soon as the gate allows it; the run says whether it still tries to."""
+        """Let a worker swap as soon as the gate allows it. `ReindexRun.swaps` says whether one still tries to."""
         await self._catching_up()
 
         def wanted(run: ReindexRun) -> ReindexRun:
@@ -166,7 +168,7 @@ class ReindexAdmin:
         return run
 
     async def rollback(self, pause_max_s: float | None = None) -> ReindexRun:
-        """Let the target that was live before catch up, and swap back to it: nothing written since is lost."""
+        """Let the spare catch up, and let a worker swap back to it: nothing that was written since the swap is lost."""
         controls = await self.returnable()
         back = ReindexRun(
             controls.spare_generation,
@@ -186,7 +188,7 @@ class ReindexAdmin:
         return back
 
     async def returnable(self) -> Controls:
-        """Return the controls of a pipeline that has a way back; raise `AdminError` if there is none now."""
+        """Return the controls, whose spare a rollback can go back to; raise `AdminError` if there is none now."""
         controls = await self.pipeline.control_store.controls()
         run = controls.run
         if run is not None and run.is_active:
@@ -202,9 +204,9 @@ class ReindexAdmin:
         return controls
 
     async def drop(self, *, keeps_target: bool = False) -> str:
-        """Delete the target that is not live, with what the ledger knows of it; return its name.
+        """Delete the target that is not live, and its scope in the ledger; return its name.
 
-        `keeps_target` leaves it in the store, where keywise can no longer go back to it.
+        With `keeps_target` the target stays in its store, and keywise can no longer go back to it.
         """
         target, generation = await self.droppable()
         await drop_beside(self.pipeline, target, generation, keeps_target=keeps_target)
@@ -229,7 +231,7 @@ class ReindexAdmin:
         return left
 
     async def _catching_up(self) -> ReindexRun:
-        """Return the run, whose target has all rows; raise `AdminError` if that is not so."""
+        """Return the run that catches up; raise `AdminError` if there is none, or its target has not all rows yet."""
         run = (await self.pipeline.control_store.controls()).run
         if run is None or not run.is_active or not run.is_beside:
             raise AdminError(
@@ -247,7 +249,7 @@ class ReindexAdmin:
         return run
 
     async def _replace(self, what: str, change: Callable[[ReindexRun], ReindexRun]) -> tuple[ReindexRun, bool]:
-        """Change the run that is going on; return it, and whether it was different before."""
+        """Change the run that is going on; return it, and whether the change made a difference."""
         while True:
             run = (await self.pipeline.control_store.controls()).run
             if run is None or not run.is_active:
@@ -261,7 +263,7 @@ class ReindexAdmin:
 
 
 async def next_generation(pipeline: OpenPipeline, plan: RunPlan) -> int:
-    """Return the generation of a new run, above all that its pipeline has reached; raise `AdminError` if it is not."""
+    """Return the generation of a new run; raise `AdminError` if the plan names one that its pipeline has reached."""
     highest = await pipeline.control_store.highest_generation()
     known = max(highest, (await pipeline.control_store.controls()).generation)
     generation = plan.generation if plan.generation is not None else known + 1
@@ -274,7 +276,7 @@ async def next_generation(pipeline: OpenPipeline, plan: RunPlan) -> int:
 
 
 def _with_limits(run: ReindexRun, accept_dead: int | None, pause_max_s: float | None) -> ReindexRun:
-    """The run with the limits of a swap; None leaves one as it is."""
+    """Return the run with these limits of a swap; None leaves a limit as it is."""
     dead = run.accept_dead if accept_dead is None else accept_dead
     return replace(run, accept_dead=dead, pause_max_s=run.pause_max_s if pause_max_s is None else pause_max_s)
 
@@ -284,14 +286,14 @@ def _state_of(run: ReindexRun) -> str:
 
 
 def _is_same(run: ReindexRun, plan: RunPlan) -> bool:
-    """Whether a plan names a run that exists: a script may start the same generation again after a crash."""
+    """Whether a plan asks for this run again, as a script does that repeats its start after a crash."""
     if run.state is RunState.STARTING:
         return plan.generation in (None, run.generation) and target_of(plan, run.generation) == run.into
     return plan.generation == run.generation
 
 
 def needs_origin(pipeline: OpenPipeline) -> tuple[Origin, ShardLedger]:
-    """Return the origin of a pipeline and its shards; raise `AdminError` if it has none."""
+    """Return the origin of a pipeline and the ledger of its shards; raise `AdminError` if it cannot be reindexed."""
     if pipeline.origin is None:
         raise AdminError(
             f"pipeline {pipeline.name!r} has no origin to read rows from; name the table that has them: "

@@ -1,4 +1,4 @@
-"""A failed attempt at a shard, the sweep or the notice: it is reported, and some worker tries again later."""
+"""A failed attempt at a shard, the sweep, the catch-up or the notice: it is reported, and tried again later."""
 
 from keywise.core import events
 from keywise.core.entry import Certainty, Claim
@@ -10,9 +10,9 @@ from keywise.flow.pipeline import OpenPipeline
 
 
 def report_failure(pipeline: OpenPipeline, claim: Claim, error: Exception) -> Failure:
-    """Emit that an attempt has failed, and return it as the ledger keeps it.
+    """Emit that an attempt has failed, and return the failure for the ledger.
 
-    The traceback of one of our own errors says nothing to the user; that of an origin of the user's does.
+    The event has a traceback only if the error is not one of ours: then it is of user code, such as an origin.
     """
     attempts = claim.attempts + 1
     retry_s = pipeline.retry_s(attempts)

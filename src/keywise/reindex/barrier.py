@@ -1,4 +1,4 @@
-"""The barrier of a swap, in the controls of both targets: nothing is claimed there, except by the holder of its token.
+"""The barrier of a swap, in the controls of both targets: only the holder of its token is granted claims there.
 
 The token is that of the claim under which one worker catches up and swaps. Tokens grow, so a worker that was stopped
 and has lost its claim cannot take the barrier back from its successor.
@@ -14,30 +14,36 @@ from keywise.flow.pipeline import LEDGER, OpenPipeline
 
 
 class OvertakenError(Exception):
-    """Another worker has taken over, so this one has to leave everything as it is."""
+    """Another worker has taken over, so this one must not change anything any more."""
 
 
 class Barrier:
-    """Changes the controls of both targets as the holder of one token."""
+    """Raises and lifts the barrier of both targets, as the holder of one token.
+
+    Every method raises `OvertakenError`, and changes nothing, if the controls have a higher token.
+    """
 
     def __init__(self, live: OpenPipeline, other: OpenPipeline, token: int) -> None:
         self._live, self._other = live, other
         self._token = token
 
     async def take_over(self, before: str, after: str) -> Move | None:
-        """Close the other target to everyone else, and take over a swap that was begun; return its barrier."""
+        """Raise the barrier of the other target for the whole run, and take over a swap that another worker has begun.
+
+        Return the barrier of that swap; None if there was none.
+        """
         move = Move(before, after, self._token)
         await self._change(self._other, lambda controls: replace(controls, move=move))
         controls = await self._change(self._live, self._with_token)
         return controls.move
 
     async def raise_for(self, before: str, after: str) -> Controls:
-        """Close the live target: whatever is decided about a change from here on is refused."""
+        """Raise the barrier of the live target: from here on the ledger refuses every claim, and every decision."""
         move = Move(before, after, self._token)
         return await self.change_live(lambda controls: replace(controls, move=move))
 
     async def lift(self) -> None:
-        """Open the live target again: the swap was called off. It does nothing if the swap can only go forward."""
+        """Lift the barrier of the live target: the swap is called off. Does nothing if the swap can only go forward."""
         await self.change_live(lambda controls: controls if _is_called(controls) else replace(controls, move=None))
 
     async def change_live(self, change: Callable[[Controls], Controls]) -> Controls:

@@ -1,7 +1,7 @@
-"""The last part of a run beside the live target: one worker lets the other target catch up, and swaps when asked to.
+"""The last stage of a run beside the live target: one worker lets the other target catch up, and swaps when asked to.
 
-Any worker may do it, one at a time. One that dies is followed by another, which goes forward with a swap whose name may
-have moved, and calls off any other.
+Any worker may do it, one at a time. The successor of one that died goes forward with a swap whose name may have moved,
+and calls off any other.
 """
 
 import asyncio
@@ -30,16 +30,17 @@ from keywise.reindex.swap import Swap
 from keywise.reindex.target_writer import TargetWriter
 
 REST_S, REST_MAX_S = 0.5, 60.0
-"""How long at least and at most a pass rests before the next one; else twice as long as it took."""
+"""The shortest and the longest rest between two passes; in between, it is twice as long as the last pass took."""
 SWAP_REST_S = 0.2
-"""How long it rests while a swap is wanted."""
+"""The rest between two passes while a swap is wanted."""
 TRIES_MAX = 10
-"""How often a swap is tried before it is refused. Between two tries, what is suspect is repaired."""
+"""How often a swap is tried before it is refused. Between two tries, suspect keys are repaired."""
 SUSPECTS_AT_ONCE = 100
+"""How many suspect keys are repaired after one pass."""
 
 
 class BesideWork:
-    """One worker's try to take part; the ledger lets one of them do it at a time."""
+    """One attempt of a worker to catch up and to swap. It works under a claim, so one worker does it at a time."""
 
     def __init__(
         self, pipeline: OpenPipeline, other: OpenPipeline, origin: Origin, shards: ShardLedger, run: ReindexRun
@@ -59,7 +60,8 @@ class BesideWork:
         if isinstance(claim, Refusal):
             return
         try:
-            # Else it was swapped, and a rollback may have begun: the same scope describes another target then.
+            # A run that is not current was swapped. A rollback may have begun, for which the same scope describes
+            # another target.
             if await self._is_current():
                 self._progress = CatchUpProgress(steps=claim.position.place if claim.position is not None else 0)
                 await self._work(claim, is_over)
@@ -77,6 +79,7 @@ class BesideWork:
             self._shards.drop(claim)
 
     async def _work(self, claim: Claim, is_over: Callable[[], bool]) -> None:
+        """End a swap that another worker has begun, and then do passes until the target is live, or `is_over`."""
         live = _with_token(self._pipeline, claim)
         other = _with_token(self._target, claim)
         barrier = Barrier(live, other, claim.token)
@@ -98,7 +101,7 @@ class BesideWork:
                 await self._rest(is_over)
 
     async def _catch_up_once(self, claim: Claim, catch_up: CatchUp, swap: Swap) -> bool:
-        """Do a pass, and swap if the operator wants that; return whether it has swapped."""
+        """Do a pass, and try to swap if the operator wants that; return whether the target is live now."""
         run, kept, began = await self._current_run(), self._progress, self._pipeline.clock()
         found = await catch_up.run(run.delete_max)
         self._progress = replace(
@@ -106,7 +109,7 @@ class BesideWork:
             steps=self._progress.steps,
             behind_before=kept.behind,
             interval_s=began - self._began if kept.passes else 0.0,
-            # What a swap was refused for before does not count against a new one.
+            # When the operator asks for a swap again, the causes of the last refusal are out of date.
             refused=() if run.swaps and not self._tries else kept.refused,
         )
         self._began = began
@@ -117,7 +120,11 @@ class BesideWork:
         return False
 
     async def _swap(self, claim: Claim, run: ReindexRun, swap: Swap) -> bool:
-        """Swap if the gate allows it, and else try again after the next pass; return whether it has swapped."""
+        """Try to swap if the gate allows it; return whether the target is live now.
+
+        After a try that has failed, the next pass is followed by another one, unless the swap is refused: a line of the
+        gate needs the operator, or there were too many tries.
+        """
         report = await report_run(self._pipeline, self._shards)
         assert report is not None, "a run that was started stays in the controls"
         gate = Gate(self._pipeline, self._target, self._origin)
@@ -135,45 +142,46 @@ class BesideWork:
         return False
 
     async def _refuse(self, run: ReindexRun, cause: str) -> None:
-        """Take the operator's wish back; the run goes on catching up."""
+        """Take the operator's wish to swap back; the run goes on catching up."""
         self._tries = 0
         if await replace_run(self._pipeline, run, replace(run, swaps=False)):
             name = self._pipeline.name
             self._pipeline.emit(events.SwapRefused(pipeline=name, generation=run.generation, cause=cause))
 
     async def _is_current(self) -> bool:
-        """Whether the run still catches up, or its swap has to be ended; under the claim, only its holder changes that.
+        """Whether the run still catches up, or has a swap that has to be ended.
 
-        This worker may have begun with controls that it read before the swap.
+        This worker may have begun with controls that it read before a swap. From now on only the holder of the claim
+        can change the answer.
         """
         controls = await self._controls()
         run, is_moving = controls.run, controls.move is not None
-        return run is not None and self._is_mine(run) and (run.state is RunState.CATCHING_UP or is_moving)
+        return run is not None and self._is_same(run) and (run.state is RunState.CATCHING_UP or is_moving)
 
-    def _is_mine(self, run: ReindexRun) -> bool:
+    def _is_same(self, run: ReindexRun) -> bool:
         return (run.generation, run.into) == (self._run.generation, self._run.into)
 
     async def _current_run(self) -> ReindexRun:
         run = (await self._controls()).run
-        return run if run is not None and self._is_mine(run) else replace(self._run, swaps=False)
+        return run if run is not None and self._is_same(run) else replace(self._run, swaps=False)
 
     async def _controls(self) -> Controls:
         return await self._pipeline.retry_until_reachable(LEDGER, self._pipeline.control_store.controls)
 
     async def _repair(self, other: OpenPipeline, repairer: Repairer) -> None:
-        """Repair what is suspect in the other target; in the live one, the workers do."""
+        """Repair suspect keys of the other target; the consumers of the pipeline repair those of the live one."""
         if other.has_suspects:
             keys = await other.admin.suspects(SUSPECTS_AT_ONCE, other.settings.horizon_s)
             await repairer.run(keys)
 
     async def _keep(self, claim: Claim) -> None:
-        """Store how far it has come; raise `OvertakenError` if another worker holds the claim by now."""
+        """Store the progress; raise `OvertakenError` if another worker holds the claim by now."""
         self._progress = replace(self._progress, steps=self._progress.steps + 1)
         if await self._shards.advance(claim, self._progress.position) is None:
             raise OvertakenError
 
     async def _rest(self, is_over: Callable[[], bool]) -> None:
-        """Rest before the next pass, but not longer than until the operator wants the swap."""
+        """Rest before the next pass, at most until the operator asks for the swap."""
         is_wanted = (await self._current_run()).swaps
         rest_s = SWAP_REST_S if is_wanted else min(REST_MAX_S, max(REST_S, 2 * self._progress.seconds))
         until = self._pipeline.clock() + rest_s
@@ -185,5 +193,5 @@ class BesideWork:
 
 
 def _with_token(pipeline: OpenPipeline, claim: Claim) -> OpenPipeline:
-    """The pipeline as the holder of a claim works with it."""
+    """Return the pipeline for the holder of a claim, whose token passes the barrier."""
     return dataclasses.replace(pipeline, move_token=claim.token, owner=f"{pipeline.owner}-swap")

@@ -28,14 +28,14 @@ FETCH_KEYS = 100
 INSPECTED_AT_ONCE = 16
 """How many keys are looked up in the ledger at the same time."""
 APPLY, MALFORMED = "apply", "malformed"
-"""What is counted beside refusals: rows that would be written, and rows that would become dead letters."""
+"""What is counted besides refusals: rows that would be written, and rows that would become dead letters."""
 _REFUSALS = {
     RefusalReason.STALE: "stale",
     RefusalReason.DUPLICATE: "duplicate",
     RefusalReason.REMOVED: "removed",
     RefusalReason.MIXED: MALFORMED,
 }
-"""How a refused row would end. A row that is refused for now would wait, and be written then."""
+"""How a refused row would end. After any other refusal, a row would wait, and then be written: it counts as applied."""
 
 
 class DryRunReport(msgspec.Struct, frozen=True):
@@ -47,11 +47,11 @@ class DryRunReport(msgspec.Struct, frozen=True):
     gone: int
     """How many keys of the ledger the origin does not have; 0 for a partial run, which deletes nothing."""
     delete_max: int
-    """How many of them a run deletes without a question."""
+    """How many of them a run deletes without the operator's consent."""
 
 
 class DryRun:
-    """Reads the rows of a plan in this process. No worker takes part, and another run may be going on."""
+    """Reads the rows of a plan in this process, without workers. Another run may go on meanwhile."""
 
     def __init__(self, pipeline: OpenPipeline, plan: RunPlan) -> None:
         self._pipeline = pipeline
@@ -64,7 +64,7 @@ class DryRun:
         """How many keys with a row the ledger has."""
 
     async def run(self, show: Callable[[str, int, int | None], None] = lambda *facts: None) -> DryRunReport:
-        """Read everything; `show` gets the stage, how much of it is done, and about how much there is."""
+        """Read everything; `show` gets the stage, how much of it is done, and about how much there is in all."""
         pipeline, plan = self._pipeline, self._plan
         controls = await pipeline.control_store.controls()
         generation = await next_generation(pipeline, plan)

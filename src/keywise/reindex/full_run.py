@@ -1,4 +1,4 @@
-"""All of a reindex in one go, for a schedule: start, wait, verify, swap and tidy up, also after a crash in between."""
+"""A whole reindex for a schedule, which goes on after a crash: start, wait, verify, swap, and delete old targets."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ from keywise.reindex.run_watch import RunWatch, refusal_of
 from keywise.reindex.targets import drop_old, left_target, target_of
 
 PATIENCE_S = 600.0
-"""How long it waits for a worker, and for lines of the gate that may hold after another pass."""
+"""How long a full run waits for a worker, and for lines of the gate that may hold after another pass."""
 GATE_LOOK_S = 5.0
-"""How long after one look at the gate, or one refused swap, the next one follows."""
+"""How long it waits after the gate or a swap was refused, before it asks the gate again."""
 
 
 class FullPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,22 +39,22 @@ class FullResult(msgspec.Struct, frozen=True):
     """What was done."""
 
     run: ReindexRun | None
-    """The run that is complete, now or since an earlier time."""
+    """The run that is complete: the one that was due, or an earlier one."""
     is_due: bool
-    """It was time for a run."""
+    """Whether it was time for a run."""
     target: str = ""
     """The target that is live since the last swap; empty if there was none."""
     spare: str = ""
     dropped: Sequence[str] = ()
     """Targets that were deleted."""
     swapped: str = ""
-    """What the history says of the swap."""
+    """The history record of the swap; empty if there is none."""
     ended_s_ago: float = 0.0
     """If no run was due: how long ago the last one ended."""
 
 
 class FullRun:
-    """Runs one plan. `show` gets each look at the run, and `say` each step."""
+    """Carries out one plan. `show` gets each report of the run, and `say` the text of each step."""
 
     def __init__(
         self,
@@ -81,30 +81,31 @@ class FullRun:
         if run is None or not self._goes_on(run):
             ended_s_ago = await self._ended_s_ago(run)
             if ended_s_ago is not None and ended_s_ago < (self._plan.if_older_than_s or 0.0):
-                # A crash may have come between the last swap and this.
+                # An earlier process may have been killed after its swap, before it deleted the old targets.
                 return await self._result(run, is_due=False, ended_s_ago=ended_s_ago)
-        run = await self._started(controls)
+        run = await self._start(controls)
         watch = RunWatch(self._pipeline, self._shards, run, self._look)
         report = await watch.until_built()
         if report.run.state is RunState.CATCHING_UP:
-            report = await self._swapped(watch, report)
+            report = await self._swap(watch, report)
         if refusal := refusal_of(self._pipeline.name, report):
             raise AdminError(refusal)
         swapped = await watch.swap_record() if run.is_beside else ""
         return await self._result(report.run, is_due=True, swapped=swapped)
 
     def _goes_on(self, run: ReindexRun) -> bool:
-        """Whether this run does what the plan asks for, and has not ended: an earlier process has started it."""
+        """Whether this run was started for the same plan, by an earlier process, and has not ended."""
         is_same = run.into == target_of(self._plan.run, run.generation)
         return run.is_active and is_same and not (run.is_partial or run.is_rollback)
 
     async def _ended_s_ago(self, run: ReindexRun | None) -> float | None:
-        """How long ago the last run has written all rows; None if it has not."""
+        """Return how long ago the last run ended, if it is complete and was not partial; else None."""
         if run is None or run.state is not RunState.COMPLETE or run.is_partial:
             return None
         return max(0.0, await self._pipeline.admin.now() - run.ended_at)
 
-    async def _started(self, controls: Controls) -> ReindexRun:
+    async def _start(self, controls: Controls) -> ReindexRun:
+        """Return the run of an earlier process that still goes on, or start one."""
         run = controls.run
         if run is not None and self._goes_on(run) and run.state is not RunState.STARTING:
             self._say(f"going on with reindex {run.generation}")
@@ -117,6 +118,7 @@ class FullRun:
         return started
 
     def _look(self, report: RunReport) -> None:
+        """Show a report; raise `AdminError` if the run is paused, or no worker takes part in it."""
         run, name = report.run, self._pipeline.name
         self._show(report)
         if run.is_paused:
@@ -131,10 +133,13 @@ class FullRun:
 
     # The swap.
 
-    async def _swapped(self, watch: RunWatch, report: RunReport) -> RunReport:
-        """Swap as soon as the gate allows it. A line that may hold after another pass gets some time for that."""
+    async def _swap(self, watch: RunWatch, report: RunReport) -> RunReport:
+        """Ask for the swap as soon as the gate allows it, and return the report after the swap.
+
+        A line that may hold after another pass, and a swap that was refused, are tried again until the patience ends.
+        """
         plan, until = self._plan, self._pipeline.clock() + self._patience_s
-        is_wanted = report.run.swaps  # An earlier process, or an operator, may have wanted it.
+        is_wanted = report.run.swaps  # An earlier process, or an operator, may have asked for it.
         while True:
             if not is_wanted:
                 self._say("looking at the gate")
@@ -151,7 +156,7 @@ class FullRun:
             await asyncio.sleep(GATE_LOOK_S)
 
     async def _result(self, run: ReindexRun | None, *, is_due: bool, **more: Any) -> FullResult:
-        """Delete targets that are too old, and return what was done."""
+        """Delete the targets that the plan does not keep, and return what was done."""
         old = await drop_old(self._pipeline, self._plan.keep) if self._plan.run.into else []
         for target in old:
             await self._admin.record("target dropped", detail=target)

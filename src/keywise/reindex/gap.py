@@ -1,4 +1,4 @@
-"""The gap between two targets at one key: what the ledger knows of both, and what closes the gap."""
+"""The gap between two targets at one key: how their marks differ, and what closes the gap."""
 
 import enum
 
@@ -9,7 +9,7 @@ from keywise.core.entry import Entry
 
 
 class KeyState(msgspec.Struct, frozen=True, gc=False):
-    """What the ledger knows of one key in one target. A comparison keeps millions of them, so they are small."""
+    """What a comparison needs to know of one key in one target. It may keep millions of them, so they are small."""
 
     mark: Order | None = None
     deleted: bool = False
@@ -25,9 +25,9 @@ class Gap(enum.Enum):
 
     NONE = enum.auto()
     TOMBSTONE = enum.auto()
-    """The live target has deleted the key: the other one deletes it at that order. Nothing is read for it."""
+    """The live target has deleted the key, so the other one deletes it at the same order. Nothing is read for it."""
     ROW = enum.auto()
-    """One target is behind, or does not know the key: the row of the origin is written to whichever is behind."""
+    """A target is behind, or does not know the key: the row of the origin is written to each target that is behind."""
 
 
 def state_of(entry: Entry) -> KeyState:
@@ -49,9 +49,9 @@ def gap_of(live: KeyState, other: KeyState) -> Gap:
 
 
 def order_in(state: KeyState, order: Order, *, deleted: bool) -> Order | None:
-    """Return the order at which a target in this state takes a row or a deletion; None if it has that, or a newer one.
+    """Return the order at which a row or a deletion is written to a target; None if it has that, or a newer version.
 
-    At one version, a key can be deleted or come back: the order is then above the mark.
+    If the target has the version, but as a deletion where this is a row or the reverse, the order is above its mark.
     """
     if state.mark is None or order[:2] > state.mark[:2]:
         return order

@@ -17,17 +17,18 @@ from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.reconcile import Difference, Kind, difference
 from keywise.reindex.comparison import NAMED_MAX
 from keywise.reindex.report import RunReport
-from keywise.reindex.shards import entries_of
+from keywise.reindex.shards import POSTPONED, entries_of
 from keywise.reindex.sweep import FETCH_KEYS
 from keywise.reindex.targets import fault_of_name
 
 SAMPLE_KEYS = 500
-DEAD, POSTPONED = "dead", "postponed"
+"""How many keys are compared with the origin, if the operator does not say."""
+DEAD = "dead"
 REBUILD = "cancel the run, drop the target and build it again"
 
 
 class GateLine(msgspec.Struct, frozen=True):
-    """One thing that must hold."""
+    """One thing that must hold before a swap."""
 
     name: str
     value: str
@@ -35,7 +36,7 @@ class GateLine(msgspec.Struct, frozen=True):
     advice: str = ""
     """What to do if it does not hold."""
     is_passing: bool = False
-    """It may hold after another pass, without an operator."""
+    """If it does not hold: whether it may hold after another pass, without an operator."""
 
     @property
     def text(self) -> str:
@@ -43,7 +44,7 @@ class GateLine(msgspec.Struct, frozen=True):
 
 
 class GateResult(msgspec.Struct, frozen=True):
-    """What the gate says of a run."""
+    """What the gate has found for a run."""
 
     run: ReindexRun
     lines: Sequence[GateLine]
@@ -59,12 +60,12 @@ class GateResult(msgspec.Struct, frozen=True):
 
     @property
     def is_refused(self) -> bool:
-        """Whether a line fails that does not hold without an operator."""
+        """Whether a line fails that only an operator can make hold."""
         return any(not line.is_passing for line in self.failing)
 
 
 class Gate:
-    """Looks at the other target of a run, and changes nothing but the settings that made its building faster."""
+    """Inspects the other target of a run. It changes nothing there but the settings that made the building faster."""
 
     def __init__(self, live: OpenPipeline, other: OpenPipeline, origin: Origin, sample_keys: int = SAMPLE_KEYS) -> None:
         self._live, self._other = live, other
@@ -73,7 +74,7 @@ class Gate:
         self._rng = random.Random(live.rng.random())
 
     async def lines(self, report: RunReport) -> list[GateLine]:
-        """Return all lines; the swap may begin if every one is ok."""
+        """Return all lines; the swap may begin if every one holds."""
         run, sink = report.run, self._live.sink
         assert isinstance(sink, MovableSink), "a run beside has started on it"
         faults = await sink.finish_target(run.into)
@@ -95,7 +96,7 @@ class Gate:
 
     def _passes(self, report: RunReport) -> list[GateLine]:
         last, run = report.catch_up, report.run
-        pause_s = 2 * last.seconds  # A pass, and a comparison of all keys.
+        pause_s = 2 * last.seconds  # A swap does one more pass and one comparison while changes wait.
         resume = f"keywise reindex resume {self._live.name} --delete-max {report.gone}"
         failed = "; ".join(f"{key!r}: {cause}" for key, cause in last.failed.items())
         return [
@@ -161,7 +162,7 @@ class Gate:
     # Content.
 
     async def _content(self, run: ReindexRun, held: int) -> list[GateLine]:
-        """Compare the number of keys with the ledger, and some of them field by field with the origin."""
+        """Compare the number of keys in the target with the ledger, and a sample field by field with the origin."""
         rows, sample = 0, dict[str, Entry]()
         async for key, entry in self._rows():
             rows += 1
@@ -196,7 +197,7 @@ class Gate:
                     yield key, entry
 
     def _choose(self, sample: dict[str, Entry], number: int, key: str, entry: Entry) -> None:
-        """Keep a random sample of the keys seen so far."""
+        """Take a key into the sample or not, so that it stays a random sample of the `number` keys seen so far."""
         if len(sample) < self._sample_keys:
             sample[key] = entry
         elif self._rng.randrange(number) < self._sample_keys:
@@ -211,7 +212,7 @@ class Gate:
             some = keys[start : start + FETCH_KEYS]
             truths, held = await self._origin.fetch(some), await self._other.sink.read(some)
             found = self._differing({key: sample[key] for key in some}, truths, held)
-            # The old target may have the rows in the shape that they had before: that is what it was left for.
+            # Before a rollback, rows may differ from the origin: the pipeline may write them in another way by now.
             wrong += [_described(one) for one in found if not (run.is_rollback and one.kind is Kind.DIFFERENT)]
         return wrong
 
@@ -238,7 +239,7 @@ def _described(one: Difference) -> str:
 
 
 def _rows_of(report: RunReport, dead_examples: str) -> list[GateLine]:
-    """What became of the rows that were read."""
+    """Return the lines on the rows that were read, and what became of them."""
     run, dead = report.run, report.counts.get(DEAD, 0) + report.swept.get(DEAD, 0)
     examples = f" ({dead_examples})" if dead_examples else ""
     return [
@@ -263,7 +264,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _keys(number: int, some: Sequence[str] = ()) -> str:
-    """Count keys, and name some of them."""
+    """Format a number of keys, and name some of them."""
     more = ", …" if number > len(some) else ""
     return _count(number, "key") + (f" ({', '.join(map(repr, some))}{more})" if some else "")
 

@@ -17,11 +17,11 @@ from keywise.reindex.run_state import replace_run
 from keywise.reindex.shards import GONE, NOTICE, ShardLedger
 
 RECEIVER = "receiver of the notice"
-"""What cannot be reached, in `Unavailable` events."""
+"""The name of the receiver in `Unavailable` events."""
 
 
 async def check_receiver(pipeline: OpenPipeline, url: str) -> None:
-    """Raise `AdminError` if a notice cannot be sent to a URL, before a run starts that would end with it."""
+    """Raise `AdminError` if a notice cannot be sent to a URL; it is asked before the run starts."""
     if has_secret(url):
         raise AdminError(
             f"{redacted(url)} has a password or a token, which the ledger would keep in clear text; write ${{NAME}} in "
@@ -49,7 +49,8 @@ def is_notice_due(run: ReindexRun) -> bool:
 async def send_notice(pipeline: OpenPipeline, shards: ShardLedger, run: ReindexRun) -> None:
     """Send the notice of a run, unless another worker does; an attempt that fails is repeated later.
 
-    Under a claim, so that one worker sends it. If that worker dies before the ledger knows, the next one repeats it.
+    It is sent under a claim, so by one worker. If that worker dies before it has recorded that the notice was sent,
+    another one sends it again.
     """
     claim = await pipeline.retry_until_reachable(LEDGER, partial(shards.claim, NOTICE, run.generation))
     if isinstance(claim, Refusal) and claim.mark is None:
@@ -59,7 +60,8 @@ async def send_notice(pipeline: OpenPipeline, shards: ShardLedger, run: ReindexR
 
 
 async def _send(pipeline: OpenPipeline, shards: ShardLedger, run: ReindexRun, claim: Claim) -> bool:
-    beating = asyncio.create_task(shards.renew_claims())
+    """Send the notice under a claim; return whether it was sent and recorded."""
+    heartbeat = asyncio.create_task(shards.renew_claims())
     try:
         body = await _body(pipeline, shards)
         async with pipeline.connect_notifier(run.notify) as notifier:
@@ -72,12 +74,13 @@ async def _send(pipeline: OpenPipeline, shards: ShardLedger, run: ReindexRun, cl
         # The receiver refuses the notice, or a variable of its URL is not set here.
         await shards.fail(report_failure(pipeline, claim, error))
     finally:
-        beating.cancel()
+        heartbeat.cancel()
         shards.drop(claim)
     return False
 
 
 async def _body(pipeline: OpenPipeline, shards: ShardLedger) -> bytes:
+    """Return the notice as JSON; docs/how-to/reindex.md lists its fields."""
     report = await report_run(pipeline, shards)
     assert report is not None, "a run has ended"
     run = report.run

@@ -12,6 +12,7 @@ SHARD_ROWS = 10_000
 """About how many rows a shard has, if the operator does not say."""
 SHARDS_MAX = 100_000
 NAME_MAX_BYTES = 512
+"""The longest name of a shard: the ledger keeps it in the position of the shard, with its bounds and the cursor."""
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,9 +28,11 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     where: str = ""
     """Read only the rows of which this condition holds, in the language of the origin."""
     also_removed: bool = False
+    """Also write rows at a version that an operator has removed."""
     delete_max: int | None = None
+    """How many gone keys the run may delete without the operator's consent; None: 1 %, and at most 1,000."""
     is_checked: bool = True
-    """Compare versions of the origin with those of the ledger before the first write."""
+    """Check some rows, and compare versions of the origin with those of the ledger, before the first write."""
     notify: str = ""
     """Send a notice to this URL when the run has ended."""
     into: str = ""
@@ -37,16 +40,16 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     definition: bytes | None = None
     """The operator's definition of that target, such as a mapping; None: like the live one."""
     drops_old: bool = False
-    """Drop the target that was live before, or that a cancelled run has left, after the checks of rows and versions."""
+    """Once the checks have passed, drop the spare, or the target that a cancelled run has left, to make room."""
     keeps_old: bool = False
-    """Leave the one that was live before in the store then."""
+    """With `drops_old`: forget the spare, and leave it in its store."""
 
     @property
     def is_partial(self) -> bool:
         return self.keys is not None or self.limit is not None or bool(self.where)
 
     async def shards(self, origin: Origin) -> list[ShardProgress]:
-        """Divide what is to be read into shards, none of which is begun; there is at least one."""
+        """Divide the rows of the plan into shards, at least one, of which nothing is read yet."""
         if self.keys is not None:
             if not self.keys:
                 raise AdminError("there are no keys to read, so nothing was started; name one key a line")

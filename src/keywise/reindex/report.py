@@ -1,4 +1,4 @@
-"""The report of a run: how far it has come, what became of the rows, and why it waits."""
+"""The report of a run: how far it has come, what became of its rows, and why it does not go on."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -24,12 +24,13 @@ from keywise.reindex.shards import (
 )
 
 STALLED_S = 120.0
-"""A shard that has begun and has not moved for so long is stalled."""
+"""A shard that was begun is stalled if its last page has ended so long ago."""
 UNATTENDED_S = 10.0
-"""A run on which no worker has done anything for so long has none."""
+"""A run is unattended if no worker has done anything on it for so long."""
 FAILED_MIN = 3
 """A shard is stalled too if so many attempts have failed since its last page."""
 SHOWN_MAX = 10
+"""How many shards a report lists."""
 
 
 class ShardReport(msgspec.Struct, frozen=True):
@@ -52,7 +53,7 @@ class RunReport(msgspec.Struct, frozen=True):
     run: ReindexRun
     shards_read: int
     shards_begun: int
-    """Shards of which some pages are read, and not all."""
+    """Shards that a worker has begun to read, and that have not ended."""
     counts: Mapping[str, int]
     """How many rows were read, and how they ended."""
     rows_expected: int | None
@@ -60,15 +61,15 @@ class RunReport(msgspec.Struct, frozen=True):
     seconds: float
     """How long the run has taken so far."""
     gone: int = 0
-    """How many keys the sweep wants to delete, if it needs the operator's consent."""
+    """How many keys the run wants to delete, if it needs the operator's consent."""
     postponed: int = 0
     """How many rows are left to the sweep."""
     swept: Mapping[str, int] = {}
-    """What the sweep has counted so far: rows found late, keys that are gone or lag, and how they ended."""
+    """What the sweep has counted so far: rows that it has found, keys that are gone or lag, and how they ended."""
     quiet_s: float = 0.0
     """For how long nothing has happened to the run."""
     holders: int = 0
-    """How many shards, or the sweep, workers hold now."""
+    """How many claims workers hold now, on shards, the sweep or the catch-up."""
     working: tuple[ShardReport, ...] = ()
     stalled: tuple[ShardReport, ...] = ()
     catch_up: CatchUpProgress = CatchUpProgress()
@@ -78,7 +79,7 @@ class RunReport(msgspec.Struct, frozen=True):
     spare: str = ""
     """The target that was live before the last swap, and can be again."""
     is_moving: bool = False
-    """The barrier of a swap is up, so that changes wait."""
+    """Whether the barrier of a swap is up, so that changes wait."""
 
     @property
     def rows_read(self) -> int:
@@ -103,7 +104,7 @@ class RunReport(msgspec.Struct, frozen=True):
 
     @property
     def reconciles(self) -> bool:
-        """Whether every row that was read has ended somewhere."""
+        """Whether the counts add up: every row that was read has ended in one way, or is postponed."""
         return self.rows_read == sum(count for name, count in self.counts.items() if name != READ)
 
 
@@ -145,28 +146,28 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
     if not run.is_active or run.is_paused:
         stalled = []
     return RunReport(
-        run,
-        read,
-        begun,
-        dict(+counts),
-        rows_expected(progresses),
-        max(0.0, ended_at - run.started_at),
-        _needing_consent(run, catch_up.gone if run.is_beside else sweep.gone),
-        postponed,
-        sweep.counts,
-        max(0.0, now - moved_at),
-        holders,
-        tuple(working[:SHOWN_MAX]),
-        tuple(stalled[:SHOWN_MAX]),
-        catch_up,
-        controls.target,
-        controls.spare,
-        controls.move is not None,
+        run=run,
+        shards_read=read,
+        shards_begun=begun,
+        counts=dict(+counts),
+        rows_expected=rows_expected(progresses),
+        seconds=max(0.0, ended_at - run.started_at),
+        gone=_needing_consent(run, catch_up.gone if run.is_beside else sweep.gone),
+        postponed=postponed,
+        swept=sweep.counts,
+        quiet_s=max(0.0, now - moved_at),
+        holders=holders,
+        working=tuple(working[:SHOWN_MAX]),
+        stalled=tuple(stalled[:SHOWN_MAX]),
+        catch_up=catch_up,
+        target=controls.target,
+        spare=controls.spare,
+        is_moving=controls.move is not None,
     )
 
 
 async def report_active_run(pipeline: OpenPipeline) -> RunReport | None:
-    """Report the run that is going on; None if there is none. It reads no shards then."""
+    """Report the run that is going on; None if there is none, which is found without a look at the shards."""
     run = (await pipeline.control_store.controls()).run
     if run is None or not run.is_active or pipeline.shard_ledger is None:
         return None
@@ -179,7 +180,7 @@ def _is_held(entry: Entry, now: float) -> bool:
 
 
 def _needing_consent(run: ReindexRun, gone: int) -> int:
-    """How many of these gone keys the operator has not allowed to delete yet."""
+    """Return how many keys are gone if the operator has to consent to their deletion; else 0."""
     is_allowed = run.delete_max is not None and gone <= run.delete_max
     return gone if run.is_active and not is_allowed else 0
 

@@ -16,7 +16,7 @@ async def move_run(pipeline: OpenPipeline, run: ReindexRun, state: RunState) -> 
 
 
 async def replace_run(pipeline: OpenPipeline, before: ReindexRun | None, after: ReindexRun) -> bool:
-    """Store a run in place of another one; return False if that is not the stored one any more."""
+    """Store a run in place of `before`; return False if the stored run is another one by now."""
     while True:
         controls = await pipeline.retry_until_reachable(LEDGER, pipeline.control_store.controls)
         if controls.run == after:

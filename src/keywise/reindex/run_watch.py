@@ -12,11 +12,11 @@ from keywise.reindex.shards import ShardLedger
 LOOK_S = 0.5
 """How often it looks at the run."""
 SWAPPED = "target swapped"
-"""The history record of a swap, by the worker that did it."""
+"""What the history record of a swap is called, which the worker writes that has swapped."""
 RECORDS = 100
-"""The record of a swap is searched among this many of the newest ones."""
+"""How many of the newest history records are searched for that one."""
 RECORD_S = 3.0
-"""How long to wait for that record: workers write the history about twice a second."""
+"""How long to wait for it: workers write the history about twice a second."""
 
 
 class RunWatch:
@@ -42,7 +42,7 @@ class RunWatch:
         return await self._until(lambda report: not (report.run.is_active and report.run.swaps))
 
     async def swap_record(self) -> str:
-        """Return what the history says of the swap: for how long changes waited; empty if it says nothing."""
+        """Return the history record of the swap, which says for how long changes waited; empty if there is none."""
         pipeline = self._pipeline
         if pipeline.settings.history == "none":
             return ""
@@ -77,7 +77,7 @@ class RunWatch:
 
 
 def held_text(name: str, report: RunReport) -> str:
-    """Say that a run needs the operator's consent to delete, and how to give or refuse it."""
+    """Return the text that asks the operator for consent to delete gone keys, with the commands for yes and no."""
     gone = f"{report.gone:,} key{'s' * (report.gone != 1)}"
     return (
         f"the origin does not have {gone} of the ledger, which is more than a run deletes by itself; to delete them, "
@@ -86,7 +86,7 @@ def held_text(name: str, report: RunReport) -> str:
 
 
 def refusal_of(name: str, report: RunReport) -> str:
-    """Say why the target of a run is not live, and what to do; empty if it is."""
+    """Return why the target of a run is not live, and what to do; empty if it is."""
     run = report.run
     if run.state is RunState.COMPLETE:
         return ""

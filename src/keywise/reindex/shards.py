@@ -1,6 +1,7 @@
-"""The shards of a run: a ledger scope of its own with one entry per shard.
+"""The shards of a run: a ledger scope of their own, with one entry for each.
 
-The mark of a shard is the generation to which it was read, and its position is how far the current run has come.
+The mark of a shard is the generation to which it was read, and its position is how far the current run has come. The
+same scope has entries for the sweep, the notice, the catch-up, and rows that were postponed.
 """
 
 from collections import Counter
@@ -21,21 +22,23 @@ from keywise.flow.heartbeat import Heartbeat
 
 ENTRIES_AT_ONCE = 1000
 SHARDS = "/reindex"
-"""The scope of the shards is the name of their pipeline with this behind it."""
+"""The name of the scope is that of the pipeline, followed by this."""
 SWEEP = "sweep"
-"""The key of the last part of a run, which looks up what the scan has not met."""
+"""The key of the sweep, the stage after the scan."""
 NOTICE = "notice"
-"""The key of the message that a run has ended."""
+"""The key of the notice that a run has ended."""
 CATCH_UP = "catch up"
 """The key of the work on a run beside the live target, from its last row to the swap. It is never committed."""
-SHARD, POSTPONED = "shard", "row"
-READ, POSTPONED_ROWS = "read", "postponed"
+SHARD_KEY, ROW_KEY = "shard", "row"
+"""How the keys of shards and of postponed rows begin."""
+READ, POSTPONED = "read", "postponed"
+"""What a shard counts besides outcomes: rows that were read, and rows that are left to the sweep."""
 FOUND, GONE, LAGGING = "found", "gone", "lagging"
-"""What a sweep counts beside outcomes: rows that it has written, keys that are gone, and keys that may only lag."""
+"""What a sweep counts besides outcomes: rows that the origin has, keys that are gone, and keys that may only lag."""
 
 
 class ShardProgress(msgspec.Struct, frozen=True):
-    """How far a shard is read: kept as the note of its position, and of its commit."""
+    """How far a shard is read. The ledger keeps it as the note of the position, and in the end of the commit."""
 
     shard: Shard
     keys: Sequence[str] = ()
@@ -43,7 +46,7 @@ class ShardProgress(msgspec.Struct, frozen=True):
     rows_max: int | None = None
     """Read so many rows at the most; None: all rows of the shard."""
     after: str = ""
-    """The cursor behind the rows that have ended."""
+    """The cursor after the last page whose rows have ended, or are postponed."""
     pages: int = 0
     counts: Mapping[str, int] = {}
     """How many rows were read, and how many of them ended with each outcome."""
@@ -55,10 +58,10 @@ class ShardProgress(msgspec.Struct, frozen=True):
         return page_rows if self.rows_max is None else min(page_rows, self.rows_max - self.counts.get(READ, 0))
 
     def past(self, page: Page, outcomes: Mapping[str, int], postponed: int) -> "ShardProgress":
-        """Return the progress behind a page whose rows have ended, or are postponed."""
+        """Return the progress after a page whose rows have ended, or are postponed."""
         counts = Counter(self.counts)
         counts.update(outcomes)
-        counts.update({READ: len(page.rows), POSTPONED_ROWS: postponed})
+        counts.update({READ: len(page.rows), POSTPONED: postponed})
         is_last = page.is_last or (self.rows_max is not None and counts[READ] >= self.rows_max)
         return replace(self, after=page.after, pages=self.pages + 1, counts=dict(+counts), is_last=is_last)
 
@@ -68,7 +71,7 @@ class ShardProgress(msgspec.Struct, frozen=True):
 
     @property
     def rows_expected(self) -> int | None:
-        """About how many rows there are to read; None if that is not known. A shard that is read knows it."""
+        """About how many rows the shard has; None if that is not known. A shard that is read knows it exactly."""
         if self.is_last:
             return self.counts.get(READ, 0)
         if self.keys:
@@ -78,9 +81,9 @@ class ShardProgress(msgspec.Struct, frozen=True):
 
 
 def rows_expected(shards: Sequence[ShardProgress]) -> int | None:
-    """About how many rows some shards have; None if no shard says.
+    """Return about how many rows these shards have together; None if no shard knows.
 
-    The last shard of a table has no end, so that its rows are not known. It counts as half of an average one.
+    The last shard of a table has no end, so it does not know. It counts as half of an average one.
     """
     rows = [shard.rows_expected for shard in shards]
     known = [one for one in rows if one is not None]
@@ -93,9 +96,10 @@ class SweepProgress(msgspec.Struct, frozen=True):
     """How far a sweep has come. After a takeover it starts again at the beginning, which does no harm."""
 
     steps: int = 0
+    """The place of the position, which rises whenever the progress is stored."""
     counts: Mapping[str, int] = {}
     gone: int = 0
-    """How many keys the origin does not have, if they are too many to be deleted without a question."""
+    """How many keys seem to be gone, if they are too many to be deleted without the operator's consent."""
 
     @property
     def position(self) -> Position:
@@ -110,6 +114,7 @@ class CatchUpProgress(msgspec.Struct, frozen=True):
     """What the last pass has found, and why the last try to swap has failed."""
 
     steps: int = 0
+    """The place of the position, which rises whenever the progress is stored."""
     passes: int = 0
     keys: int = 0
     """How many keys with a row the live target has."""
@@ -118,23 +123,23 @@ class CatchUpProgress(msgspec.Struct, frozen=True):
     behind_before: int = 0
     """At how many keys they differed in the pass before."""
     interval_s: float = 0.0
-    """How long after the pass before this one began; 0 for the first one."""
+    """From the beginning of the pass before to that of the last one; 0 if there was no pass before."""
     lagging: int = 0
-    """How many of them wait for the origin: it has an older row than the live target, or none."""
+    """For how many of the keys that differed the origin has an older row than the live target, or none."""
     stuck: int = 0
-    """How many of those have waited for longer than the horizon."""
+    """How many keys have lagged for longer than the horizon."""
     stuck_keys: tuple[str, ...] = ()
-    """Some of these."""
+    """Some of the stuck keys."""
     gone: int = 0
-    """How many keys are gone from the origin, if the run may not delete so many."""
+    """How many keys are gone from the origin, if they are too many to be deleted without the operator's consent."""
     gone_keys: tuple[str, ...] = ()
-    """Some of these."""
+    """Some of the gone keys."""
     unwritten: int = 0
     """How many keys could not be written."""
     failed: Mapping[str, str] = {}
-    """Some of them, with the cause."""
+    """Some of the keys that could not be written, with the cause."""
     restless: tuple[str, ...] = ()
-    """Some keys that are suspect, or are being written, in one of the targets."""
+    """Some keys that are claimed or suspect, or of which a write has an unknown outcome, in one of the targets."""
     seconds: float = 0.0
     """How long the pass took."""
     refused: tuple[str, ...] = ()
@@ -151,12 +156,12 @@ class CatchUpProgress(msgspec.Struct, frozen=True):
 
     @property
     def live_per_s(self) -> float:
-        """How many keys the live changes bring out of step, at the speed of the last passes."""
+        """At how many keys a second the live changes make the targets differ, by the last two passes."""
         return self.behind / self.interval_s if self.interval_s > 0 else 0.0
 
     @property
     def written_per_s(self) -> float:
-        """How many keys the last pass has brought into step."""
+        """How many keys a second the last pass has made equal."""
         return self.behind / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -184,14 +189,14 @@ class ShardLedger:
     # For workers.
 
     async def claim(self, key: str, generation: int) -> Claim | Refusal:
-        """Claim a shard, the sweep or a postponed row; the position of the claim says where to go on."""
+        """Claim a key of this scope, such as a shard or the sweep; the position of the claim says where to go on."""
         asked_at = self._clock()
         results = await self._ledger.claim([ChangeHeader(key, order_at(generation))], self._terms)
         if not results.granted:
             return results.refused[key]
         [claim] = results.granted
         if claim.order != order_at(generation):
-            # A later run has begun, and its position is no business of a worker that does not know of it yet.
+            # The key belongs to a later run by now, of which this worker does not know yet.
             await self._ledger.release([claim])
             return Refusal(RefusalReason.BUSY)
         self._heartbeat.hold([claim], asked_at)
@@ -218,11 +223,11 @@ class ShardLedger:
         await self._ledger.release([claim])
 
     def drop(self, claim: Claim) -> None:
-        """Stop renewing a claim that has ended, or that the caller gives up. It may be dropped twice."""
+        """Stop renewing a claim that has ended, or that the caller leaves to expire. It may be dropped twice."""
         self._heartbeat.drop([claim])
 
     async def postpone(self, keys: Sequence[str], generation: int) -> None:
-        """Note keys whose rows have not ended in time: the sweep writes them."""
+        """Store the keys of rows that have not ended in time; the sweep writes them."""
         by_digest = {_digest_key(key): key for key in keys}
         headers = [ChangeHeader(digest, order_at(generation)) for digest in by_digest]
         results = await self._ledger.claim(headers, self._terms)
@@ -233,7 +238,7 @@ class ShardLedger:
     # For operators and workers.
 
     async def write(self, shards: Sequence[ShardProgress], generation: int) -> None:
-        """Write the entries of a new run. It may be repeated: what was read in this run stays."""
+        """Write the entries of the shards of a new run. It may be repeated: a shard that was begun stays as it is."""
         for start in range(0, len(shards), ENTRIES_AT_ONCE):
             some = {key_of(start + number): one for number, one in enumerate(shards[start : start + ENTRIES_AT_ONCE])}
             results = await self._ledger.claim([ChangeHeader(key, order_at(generation)) for key in some], self._terms)
@@ -246,12 +251,15 @@ class ShardLedger:
                 raise AdminError(f"a worker of an earlier run still holds {key!r}; start again in a few seconds")
 
     def entries(self) -> AsyncGenerator[tuple[str, Entry], None]:
-        """Yield all entries: shards, the sweep and postponed rows of this run and of earlier ones."""
+        """Yield all entries of this scope, of the last run and of earlier ones."""
         return entries_of(self._ledger)
 
 
 async def entries_of(ledger: TransferableLedger) -> AsyncGenerator[tuple[str, Entry], None]:
-    """Yield the entries of a scope. One that is written meanwhile may be seen before or after that, or not at all."""
+    """Yield the entries of a scope.
+
+    An entry that is written meanwhile may be yielded as it was before or after that. A new one may be left out.
+    """
     cursor = ""
     while True:
         page = await ledger.transfer.page(cursor, ENTRIES_AT_ONCE)
@@ -263,23 +271,25 @@ async def entries_of(ledger: TransferableLedger) -> AsyncGenerator[tuple[str, En
 
 
 def other_scope(name: str, generation: int) -> str:
-    """The ledger scope of the other target of a pipeline. Each run has one of its own: one that was stopped for long
-    cannot disturb a later one."""
+    """Return the name of the ledger scope of the target that the run of a generation fills.
+
+    Each run has a scope of its own, so that a worker that was stopped during an earlier one cannot disturb a later one.
+    """
     return f"{name}@{generation}"
 
 
 def key_of(number: int) -> str:
-    return f"{SHARD} {number:06d}"
+    return f"{SHARD_KEY} {number:06d}"
 
 
 def number_of(key: str) -> int | None:
-    """The number of a shard by its key; None for other keys."""
+    """Return the number of a shard by its key; None for other keys."""
     kind, _, number = key.partition(" ")
-    return int(number) if kind == SHARD else None
+    return int(number) if kind == SHARD_KEY else None
 
 
 def order_at(generation: int) -> Order:
-    """The order at which a shard is read: its version is the generation of the run."""
+    """Return the order of every key of this scope in a run: its version is the generation of the run."""
     return (0, generation, 0)
 
 
@@ -289,7 +299,7 @@ def is_read(entry: Entry, generation: int) -> bool:
 
 
 def progress_of(entry: Entry, generation: int) -> ShardProgress | None:
-    """How far a shard has come in this run; None before it is written."""
+    """Return how far a shard has come in this run; None before it is written."""
     note = entry.note if is_read(entry, generation) else b""
     if not note and entry.position is not None and entry.advanced == order_at(generation):
         note = entry.position.note
@@ -297,5 +307,5 @@ def progress_of(entry: Entry, generation: int) -> ShardProgress | None:
 
 
 def _digest_key(key: str) -> str:
-    """A postponed row under a name that fits; a key of the pipeline may be as long as the ledger allows."""
-    return f"{POSTPONED} {blake2b(key.encode(), digest_size=16).hexdigest()}"
+    """Return the key of a postponed row. It has a digest: the row's own key may be as long as the ledger allows."""
+    return f"{ROW_KEY} {blake2b(key.encode(), digest_size=16).hexdigest()}"

@@ -15,11 +15,12 @@ from keywise.reindex.catch_up import CatchUp
 from keywise.reindex.comparison import Comparison
 from keywise.reindex.targets import fault_of_name
 
-HELD_LOOK_S = 0.05
+CLAIMS_LOOK_S = 0.05
 """How often a swap looks whether claims are still held."""
 LAG_LOOK_S = 0.2
 """How often it looks whether the origin has caught up."""
 SINK = "sink"
+"""The name of the sink in `Unavailable` events."""
 
 
 class Swap:
@@ -44,14 +45,14 @@ class Swap:
         return cause
 
     async def finish(self, move: Move) -> None:
-        """Carry out a swap that another worker has begun, from the moment after which it only goes forward."""
-        assert move.is_called, "before the call it is called off"
+        """End a swap that another worker has begun, and that can only go forward: its name was called to move."""
+        assert move.is_called, "a swap whose name was not called to move is called off"
         await self._call(move, self._live.clock())
 
     # Both targets equal.
 
     async def _equalise(self, run: ReindexRun, deadline: float) -> str:
-        """Make both targets equal, but for the keys that the operator gives up; return why they are not."""
+        """Make both targets equal, but for the keys that the operator gives up; return why not, or an empty text."""
         live, other = self._live, self._other
         if cause := await self._until_free(deadline):
             return cause
@@ -72,22 +73,23 @@ class Swap:
         return ""
 
     async def _until_free(self, deadline: float) -> str:
-        """Wait until no worker holds a claim in one of the targets. What is expired already is ended by the pass."""
+        """Wait until no live claim is held in either target; return why not. The last pass ends the expired ones."""
         for pipeline in (self._other, self._live):
             while held := await pipeline.control_store.held("", 1):
                 if pipeline.clock() > deadline:
                     return f"{held[0]!r} is still held by a worker"
-                await asyncio.sleep(HELD_LOOK_S)
+                await asyncio.sleep(CLAIMS_LOOK_S)
         return ""
 
     # The name moves.
 
     async def _move(self, move: Move, began: float) -> str:
-        """Move the name; return why that was called off."""
+        """Move the name; return why that was called off, or an empty text."""
         live, sink = self._live, self._live.sink
         if isinstance(sink, RenamingSink):
             return await self._rename(sink, move, began)
-        # After the call is noted, changes would wait until the store is back, or an operator moves the name back.
+        # Once the call is noted, the swap cannot be called off any more: changes would wait until the store is back,
+        # or until an operator has moved the name back. So the store is asked before.
         try:
             if cause := await fault_of_name(live, move.before):
                 return cause
@@ -123,7 +125,10 @@ class Swap:
         return ""
 
     async def _call(self, move: Move, began: float) -> None:
-        """Move an alias. The call may have reached the store before, so this is repeated until it is certain."""
+        """Call the store to move the name, until it is certain that it has; then end the barrier.
+
+        An earlier call may have arrived already, or may arrive late, so every call carries the same epoch.
+        """
         live, sink = self._live, self._live.sink
         assert isinstance(sink, AliasSink), "a run beside has started on it"
         epoch = (await live.retry_until_reachable(LEDGER, live.control_store.controls)).target_epoch
@@ -133,7 +138,7 @@ class Swap:
                 await live.retry_until_reachable(SINK, lambda: sink.move_name(move.before, move.after, epoch))
                 break
             except AdminError as error:
-                # The name was moved by other means. Changes wait for this swap until it is moved back.
+                # The name was moved by other means. Changes wait until an operator has moved it back.
                 if str(error) != reported:
                     reported = str(error)
                     advice = f"let the name stand for {move.before} or {move.after} again; until then changes wait"
@@ -157,12 +162,12 @@ def _is_wanted(controls: Controls, move: Move) -> bool:
 
 
 def _called(controls: Controls, move: Move) -> Controls:
-    """The controls from which on the swap only goes forward; unchanged if an operator has ended the run."""
+    """Return the controls with the note that the name is called to move; unchanged if an operator has ended the run."""
     return replace(controls, move=replace(move, is_called=True)) if _is_wanted(controls, move) else controls
 
 
 def _ended(controls: Controls, move: Move, ended_at: float) -> Controls:
-    """The controls after the swap."""
+    """Return the controls after the swap: without the barrier, with the live target and the spare exchanged."""
     if controls.move is None or controls.run is None:
         return controls  # The answer to an earlier call was lost.
     return replace(

@@ -1,7 +1,8 @@
-"""The sweep: the last part of a run looks up every key that the scan has not met.
+"""The sweep: the stage after the scan, in which one worker writes postponed rows and looks up what the scan has missed.
 
-A row that was postponed, or that came into the origin behind the scan, is written. A key that the origin does not have
-any more is deleted, if the origin says so twice and nothing has happened to the key in between.
+In place it looks up every key that the scan has not met. A row that was inserted where the scan had already been is
+written. A key that the origin does not have any more is deleted, if the origin says so twice and nothing has happened
+to the key in between.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from keywise.reindex.shards import (
     FOUND,
     GONE,
     LAGGING,
-    POSTPONED,
+    ROW_KEY,
     SWEEP,
     ShardLedger,
     SweepProgress,
@@ -39,16 +40,16 @@ from keywise.reindex.shards import (
 FETCH_KEYS = 100
 """How many keys are looked up in the origin with one call."""
 SETTLE_S = 60.0
-"""How long the sweep waits for the next row to end. After that it starts again later: a key may be paused."""
+"""How long the sweep waits for the next row to end. After that it gives up, and starts again: a key may be paused."""
 LOOK_S = 1.0
 ORIGIN = "origin"
 """The name of the origin in `Unavailable` events."""
 DELETE_SHARE, DELETE_MAX = 0.01, 1_000
-"""A sweep that would delete more than this share of the keys, or more than so many, stops and asks."""
+"""A run that would delete more than this share of the keys, or more than so many, waits for the operator's consent."""
 
 
 class Sweep:
-    """One worker's try to sweep; the ledger lets one of them do it at a time."""
+    """One attempt of a worker at the sweep. It works under a claim, so one worker sweeps at a time."""
 
     def __init__(
         self, pipeline: OpenPipeline, origin: Origin, shards: ShardLedger, queue: HandoverQueue, run: ReindexRun
@@ -65,9 +66,9 @@ class Sweep:
         self._missing: dict[str, Order] = {}
         """Keys that the origin did not have when it was first asked, with their marks."""
         self.has_ended = False
-        """It has ended the run."""
+        """Whether this attempt has ended the run."""
         self.is_held = False
-        """It has found more gone keys than it may delete, and waits for the operator."""
+        """Whether this attempt has found more gone keys than it may delete, so that the run waits for the operator."""
 
     async def run(self, is_over: Callable[[], bool]) -> None:
         """Sweep until the run ends, is paused, or needs an answer from the operator."""
@@ -93,14 +94,15 @@ class Sweep:
             self._shards.drop(claim)
 
     async def _sweep(self, claim: Claim, is_over: Callable[[], bool]) -> bool:
-        """Look at postponed rows first, then at every key of the ledger, and at last at those that seem to be gone.
+        """Look up postponed rows, then every key that the run has not written, and at last those that were missing.
 
-        Returns False if the run is over, another worker sweeps by now, or something has to wait.
+        Returns False if the sweep has to be repeated: the run is over or paused, another worker sweeps by now, a row
+        has not ended, or the operator has to consent.
         """
         postponed = {
             key: entry.position.note.decode()
             async for key, entry in self._shards.entries()
-            if key.startswith(POSTPONED) and entry.position is not None and not is_read(entry, self._run.generation)
+            if key.startswith(ROW_KEY) and entry.position is not None and not is_read(entry, self._run.generation)
         }
         is_whole = await self._look_up(dict.fromkeys(postponed.values()))
         if self._run.is_partial or self._run.is_beside:
@@ -120,13 +122,13 @@ class Sweep:
         return True
 
     async def _advance(self, claim: Claim, gone: int = 0) -> bool:
-        """Note that the sweep is alive, and how many keys it may not delete; return False if its claim is lost."""
+        """Store the progress, with the number of gone keys if they need consent; return False if the claim is lost."""
         self._steps += 1
         progress = SweepProgress(self._steps, dict(+self._counts), gone)
         return await self._shards.advance(claim, progress.position) is not None
 
     async def _unmet(self) -> AsyncGenerator[dict[str, Order | None], None]:
-        """Yield the keys with a row that this run has not written, with their marks, some at a time."""
+        """Yield pages of keys that have a row, by the ledger, and that this run has not written, with their marks."""
         ledger = self._pipeline.ledger
         assert isinstance(ledger, TransferableLedger), "a run starts only on a ledger that can list its entries"
         page: dict[str, Order | None] = {}
@@ -142,9 +144,9 @@ class Sweep:
             yield page
 
     async def _look_up(self, keys: Mapping[str, Order | None]) -> bool:
-        """Write the rows of keys that the origin has, and remember those that it has not.
+        """Write the rows that the origin has of these keys, and remember the keys that it does not have.
 
-        Returns False if some rows have not ended.
+        A key without a mark is not remembered. Returns False if some rows have not ended.
         """
         found = await self._fetch(list(keys))
         self._counts[FOUND] += len(found)
@@ -193,8 +195,9 @@ class Sweep:
     async def _delete_gone(self, claim: Claim, is_over: Callable[[], bool]) -> bool:
         """Ask for the missing keys again, and delete those that are missing still; return False if that has to wait.
 
-        A replica may lag behind the live changes, so one answer proves nothing. In between no write of an earlier
-        holder can be under way any more. A deletion at the mark of the first question is stale if the key has moved.
+        One answer proves nothing: the row may be inserted again. A horizon later, no write of an earlier holder of the
+        key can be under way any more. The deletion is just above the mark of the first question, so it is stale if the
+        key has a newer version by then.
         """
         if not self._missing:
             return True
@@ -221,7 +224,7 @@ class Sweep:
                 self._shards.drop(claim)
 
     async def _end(self) -> None:
-        """End the run, or let it catch up."""
+        """End the run in place; let a run beside catch up."""
         pipeline = self._pipeline
         if self._run.is_beside:
             await move_run(pipeline, self._run, RunState.CATCHING_UP)
@@ -244,9 +247,10 @@ class Sweep:
             )
 
     async def _end_resync(self) -> None:
-        """Note that no full resync is due any more: a complete run over all rows is one.
+        """Record that no full resync is due any more: a complete run over all rows is one.
 
-        One that has fallen due since the run began stays: the ledger may have lost the marks of rows read before.
+        A resync that fell due after the run began stays due: the ledger may have lost marks of rows that were read
+        before.
         """
         pipeline = self._pipeline
         controls = await pipeline.retry_until_reachable(LEDGER, pipeline.control_store.controls)
@@ -255,11 +259,11 @@ class Sweep:
 
 
 def delete_limit(delete_max: int | None, keys: int) -> int:
-    """Return how many of so many keys a sweep may delete; `delete_max` is what the operator allows."""
+    """Return how many gone keys a run may delete, of `keys` with a row; `delete_max` is the operator's limit."""
     return min(DELETE_MAX, int(keys * DELETE_SHARE)) if delete_max is None else delete_max
 
 
 def _is_unmet(entry: Entry, generation: int) -> bool:
-    """Whether a key has a row in the sink that this run has not written: a put below its generation."""
+    """Whether a key has a row in the sink that this run has not written: its mark is below the run's generation."""
     mark = entry.mark
     return mark is not None and not entry.deleted and not is_unversioned(mark) and mark[2] < generation

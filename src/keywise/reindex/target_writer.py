@@ -1,4 +1,4 @@
-"""Writes changes to one target under claims, outside of the flow: they come from the other target or the origin."""
+"""Writes changes to one target under claims, beside the flow: tombstones of the live target, and rows of the origin."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,19 +14,22 @@ from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.pipeline import OpenPipeline
 from keywise.flow.transactional import write_all
 
-FAILED = (RefusalReason.MIXED, RefusalReason.FORGOTTEN, RefusalReason.PAUSED)
-"""Refusals that the next pass will meet again. With any other, the target has the version, or is about to get one."""
+LASTING = (RefusalReason.MIXED, RefusalReason.FORGOTTEN, RefusalReason.PAUSED)
+"""Refusals that count as failures: the next pass meets them again.
+
+After any other, the target has the version already, or the holder of the key is about to write one.
+"""
 
 
 class TargetWriter:
-    """Writes changes of different keys to one target. Each is tried once: the next pass finds what is missing still."""
+    """Writes changes of different keys to one target. Each is tried once: the next pass finds what is still missing."""
 
     def __init__(self, pipeline: OpenPipeline, heartbeat: Heartbeat) -> None:
         self._pipeline = pipeline
         self._heartbeat = heartbeat
 
     async def write(self, changes: Sequence[Change[Any]], *, despite_pause: bool = False) -> dict[str, str]:
-        """Write changes; return, by key, why some were not written."""
+        """Write changes; return the keys that were not written, with the cause."""
         causes: dict[str, str] = {}
         size = self._pipeline.sink.batch_max
         for start in range(0, len(changes), size):
@@ -41,7 +44,7 @@ class TargetWriter:
         return causes
 
     async def end_expired(self, keys: Sequence[str]) -> None:
-        """End the expired claims on these keys: their holders can commit nothing any more, whenever they wake up."""
+        """Take over and release expired claims on these keys, so that a holder that wakes up later cannot commit."""
         headers = [ChangeHeader(key, None) for key in keys]
         granted, _ = await self._claim(headers, despite_pause=True)
         self._heartbeat.drop(granted)
@@ -55,7 +58,7 @@ class TargetWriter:
         terms = LeaseTerms(pipeline.owner, lease_s, Level.ALONE, despite_pause=despite_pause, move_token=move_token)
         results = await pipeline.ledger.claim(headers, terms)
         self._heartbeat.hold(results.granted, asked_at)
-        failed = {key: one.reason for key, one in results.refused.items() if one.reason in FAILED}
+        failed = {key: one.reason for key, one in results.refused.items() if one.reason in LASTING}
         return results.granted, {key: f"its claim was refused: {reason.value}" for key, reason in failed.items()}
 
     async def _write(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> dict[str, str]:
@@ -71,7 +74,7 @@ class TargetWriter:
     async def _transact(
         self, sink: AtomicSink, changes: Sequence[Change[Any]], claims: Sequence[Claim]
     ) -> dict[str, str]:
-        """Write the effects and the marks in one transaction. A claim that is lost rolls all back."""
+        """Write the effects and the marks in one transaction. If a claim is lost, all of them are rolled back."""
         ledger = self._pipeline.ledger
         try:
             async with ledger.transaction() as transaction:

@@ -1,4 +1,4 @@
-"""The target of a run beside the live one: what has to hold before it is created, and how it is opened and dropped."""
+"""The target that a run fills beside the live one: the checks before it is created, its opening and its end."""
 
 from contextlib import AbstractAsyncContextManager, suppress
 
@@ -12,6 +12,7 @@ from keywise.flow.pipeline import OpenPipeline
 from keywise.reindex.plan import RunPlan
 
 GENERATION = "{generation}"
+"""Stands for the generation of the run in the name of a target."""
 NOBODY = -1
 """No claim has this token, so a barrier that has it stays up."""
 
@@ -22,7 +23,7 @@ def target_of(plan: RunPlan, generation: int) -> str:
 
 
 async def check_beside(pipeline: OpenPipeline, controls: Controls, plan: RunPlan) -> str:
-    """Return the live target; raise `AdminError` if another one cannot be built beside it."""
+    """Return the live target; raise `AdminError` if the target of the plan cannot be built beside it."""
     name, sink = pipeline.name, needs_targets(pipeline)
     if plan.is_partial or plan.also_removed:
         raise AdminError(
@@ -51,7 +52,7 @@ async def check_beside(pipeline: OpenPipeline, controls: Controls, plan: RunPlan
 
 
 async def fault_of_name(pipeline: OpenPipeline, live: str) -> str:
-    """Return why the name of the sink cannot move away from the live target: it stands for another one; else empty."""
+    """Return why the name of the sink does not stand for the live target, and so cannot move; empty if it does."""
     sink = needs_targets(pipeline)
     try:
         current = await sink.current_target()
@@ -61,9 +62,9 @@ async def fault_of_name(pipeline: OpenPipeline, live: str) -> str:
 
 
 def left_target(controls: Controls) -> tuple[str, int] | None:
-    """Return the target beside the live one that no run fills, and the generation of its scope; None if there is none.
+    """Return the target that `drop` may delete, and the generation of its scope; None if there is none.
 
-    It was live before the last swap, or a cancelled run has left it.
+    It is the spare, or a cancelled run has left it.
     """
     run = controls.run
     if controls.spare:
@@ -74,7 +75,7 @@ def left_target(controls: Controls) -> tuple[str, int] | None:
 
 
 async def create_beside(pipeline: OpenPipeline, run: ReindexRun, definition: bytes | None) -> None:
-    """Create the target of a run. It may be repeated after a crash."""
+    """Create the target of a run, in the present era of the pipeline. It may be repeated after a crash."""
     sink = needs_targets(pipeline)
     controls = await pipeline.control_store.controls()
     await sink.create_target(run.into, TargetNote(pipeline.name, run.generation), controls.target_epoch, definition)
@@ -85,14 +86,16 @@ async def create_beside(pipeline: OpenPipeline, run: ReindexRun, definition: byt
 
 
 async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, keeps_target: bool) -> None:
-    """Forget a target that is not live, which the run of that generation has filled; delete it unless it is kept.
+    """Clear the scope of a target that is not live, delete it from its store unless it is kept, and forget it.
 
-    It may be repeated after a crash: the target is forgotten last.
+    `generation` is that of the run whose scope describes it. It may be repeated after a crash: the controls forget the
+    target last.
     """
     sink, store = needs_targets(pipeline), pipeline.control_store
     assert pipeline.open_target is not None, "a run beside has started"
-    # Before the target is deleted, because a sink that is opened may create its target. One that is gone already and
-    # cannot be opened has an empty scope.
+    # The scope is cleared before the target is deleted, because opening a sink may create its target. If the target
+    # cannot be opened, an earlier call has cleared the scope and deleted it; or the target was deleted by other means,
+    # and the entries stay in a scope that no later run uses.
     with suppress(DatabaseError):
         async with pipeline.open_target(target, generation) as other:
             assert isinstance(other.ledger, TransferableLedger), "a run starts only on a ledger that lists its entries"
@@ -118,9 +121,9 @@ async def _close(other: OpenPipeline, target: str) -> None:
 
 
 async def drop_old(pipeline: OpenPipeline, keep: int) -> list[str]:
-    """Delete the oldest targets that runs of this pipeline have built, but for the newest ones; return their names.
+    """Delete old targets that runs of this pipeline have built, the oldest first; return their names.
 
-    `keep` is how many of them stay, with the one that can be live again. The live one always stays.
+    `keep` is how many stay besides the live one and the one that a run fills now; the spare always stays, and counts.
     """
     sink, controls = needs_targets(pipeline), await pipeline.control_store.controls()
     run = controls.run
@@ -140,7 +143,7 @@ def open_beside(pipeline: OpenPipeline, run: ReindexRun) -> AbstractAsyncContext
 
 
 def needs_targets(pipeline: OpenPipeline) -> MovableSink:
-    """Return the sink of a pipeline; raise `AdminError` if nothing can be built beside it."""
+    """Return the sink of a pipeline; raise `AdminError` if no target can be built beside its live one."""
     if not isinstance(pipeline.sink, MovableSink) or pipeline.open_target is None:
         raise AdminError(
             f"the sink of pipeline {pipeline.name!r} has one target only: a second one can be built beside an alias of "

@@ -1,7 +1,7 @@
 """Checks some rows of the origin before a run writes anything: they are messages, with versions as in the ledger.
 
-An origin that counts in another unit than the messages, such as microseconds beside 1, 2, 3, would make every later
-live change stale. Rows that are no messages would all become dead letters.
+If the versions of the origin had another unit than those of the messages, such as microseconds instead of 1, 2, 3, they
+could make every later live change stale. Rows that cannot be read as messages would all become dead letters.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,14 @@ from keywise.reindex.rows import UNVERSIONED, RowReader, row_deliveries
 from keywise.reindex.shards import ShardProgress, entries_of
 
 SAMPLE_ROWS = 50
+"""How many rows of the first shard are read as messages."""
 EXAMPLE_BYTES = 200
 SAMPLE_KEYS = 200
+"""How many quiet keys are compared."""
 QUIET_S = 60.0
 """A key counts as quiet, and is compared, if nothing has happened to it for so long."""
 EQUAL_SHARE = 0.5
+"""At least this share of the compared keys has to have the same version on both sides."""
 EXAMPLES = 3
 FETCH_KEYS = 100
 
@@ -50,9 +53,10 @@ async def check_rows(pipeline: OpenPipeline, origin: Origin, first: ShardProgres
 
 
 async def check_versions(pipeline: OpenPipeline, origin: Origin) -> int:
-    """Raise `AdminError` unless half of the quiet keys have equal versions on both sides; return how many it compared.
+    """Raise `AdminError` unless half of the quiet keys have the same version on both sides.
 
-    A key that the origin has at a newer version is most likely of an update that is on its way.
+    Returns how many keys were compared. Not all have to be equal: a key that the origin has at a newer version most
+    likely has a message on its way.
     """
     marks = await _quiet_marks(pipeline)
     versions = await _versions(pipeline, origin, list(marks))
@@ -72,6 +76,7 @@ async def check_versions(pipeline: OpenPipeline, origin: Origin) -> int:
 
 
 async def _quiet_marks(pipeline: OpenPipeline) -> dict[str, Order]:
+    """Return the marks of some quiet keys with a row; raise `AdminError` if the pipeline has no versions."""
     ledger, marks = pipeline.ledger, dict[str, Order]()
     assert isinstance(ledger, TransferableLedger), "the shards are in the same ledger"
     before = await pipeline.admin.now() - QUIET_S
@@ -91,6 +96,7 @@ async def _quiet_marks(pipeline: OpenPipeline) -> dict[str, Order]:
 
 
 async def _versions(pipeline: OpenPipeline, origin: Origin, keys: list[str]) -> dict[str, int]:
+    """Return the versions that the rows of these keys have in the origin."""
     versions: dict[str, int] = {}
     for start in range(0, len(keys), FETCH_KEYS):
         rows = await origin.fetch(keys[start : start + FETCH_KEYS])

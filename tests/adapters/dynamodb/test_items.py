@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keywise.adapters.dynamodb.items import (
-    Held,
+    ConditionalPut,
+    HeldItem,
     Names,
-    Write,
     attributes_of,
     fields_of,
     held_of,
@@ -98,9 +98,9 @@ def change_of(order, *, deleted=False, body=b'{"a":1}') -> Change:
     return Change("k", order, deleted, body=body)
 
 
-def write(change: Change, names: Names = PLAIN, *, is_repair: bool = False) -> Write:
+def write(change: Change, names: Names = PLAIN, *, is_repair: bool = False) -> ConditionalPut:
     found = write_of(change, Claim("k", None if is_repair else change.order, change.deleted, 1), "id", names)
-    assert isinstance(found, Write), found
+    assert isinstance(found, ConditionalPut), found
     return found
 
 
@@ -157,13 +157,13 @@ def test_an_equal_version_passes_for_a_generation_and_for_a_repair():
 @pytest.mark.parametrize(
     ("held", "order", "deleted", "result"),
     [
-        (Held(8, 0, False), (0, 7, 0), False, SUPERSEDED),
-        (Held(7, 0, False), (0, 7, 0), False, APPLIED),
-        (Held(7, 3, False), (0, 7, 2), False, SUPERSEDED),
-        (Held(7, 2, False), (0, 7, 2), False, APPLIED),
-        (Held(7, 0, True), (0, 7, 0), True, APPLIED),
-        (Held(7, 0, True), (0, 7, 0), False, SUPERSEDED),
-        (Held(8, 0, True), (0, 7, 9), False, SUPERSEDED),
+        (HeldItem(8, 0, False), (0, 7, 0), False, SUPERSEDED),
+        (HeldItem(7, 0, False), (0, 7, 0), False, APPLIED),
+        (HeldItem(7, 3, False), (0, 7, 2), False, SUPERSEDED),
+        (HeldItem(7, 2, False), (0, 7, 2), False, APPLIED),
+        (HeldItem(7, 0, True), (0, 7, 0), True, APPLIED),
+        (HeldItem(7, 0, True), (0, 7, 0), False, SUPERSEDED),
+        (HeldItem(8, 0, True), (0, 7, 9), False, SUPERSEDED),
     ],
 )
 def test_a_refused_condition_is_judged_by_what_the_table_holds(held, order, deleted, result):
@@ -174,12 +174,14 @@ def test_a_refused_condition_is_judged_by_what_the_table_holds(held, order, dele
 def test_a_refusal_that_makes_no_sense_is_tried_again_and_one_without_a_version_is_not():
     one = write(change_of(order_of(7)))
     assert result_of_refusal(one, None, PLAIN).outcome is Outcome.BUSY
-    assert result_of_refusal(one, Held(6, 0, False), PLAIN).outcome is Outcome.BUSY
-    assert result_of_refusal(one, Held(None, 0, False), PLAIN).permanent
+    assert result_of_refusal(one, HeldItem(6, 0, False), PLAIN).outcome is Outcome.BUSY
+    assert result_of_refusal(one, HeldItem(None, 0, False), PLAIN).permanent
 
 
 def test_what_is_held_is_read_from_an_item():
     item = {"version": {"N": "7"}, "reindexVersion": {"N": "2"}, "gone": {"BOOL": True}}
-    assert held_of(item, WITH_GENERATION) == Held(7, 2, True)
-    assert held_of(item, PLAIN) == Held(7, 0, True)
-    assert held_of({"version": {"S": "7"}}, PLAIN) == held_of({"version": {"N": "7.5"}}, PLAIN) == Held(None, 0, False)
+    assert held_of(item, WITH_GENERATION) == HeldItem(7, 2, True)
+    assert held_of(item, PLAIN) == HeldItem(7, 0, True)
+    assert (
+        held_of({"version": {"S": "7"}}, PLAIN) == held_of({"version": {"N": "7.5"}}, PLAIN) == HeldItem(None, 0, False)
+    )

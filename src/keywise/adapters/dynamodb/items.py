@@ -131,7 +131,7 @@ def _as_decoded(text: str) -> int | float:
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
-    """The attributes of an item that are keywise's; the others are the fields of the body."""
+    """What the attributes of keywise in an item are called; the other attributes are the fields of the body."""
 
     version: str
     generation: str = ""
@@ -139,8 +139,8 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     tombstone: str
 
 
-class Write(msgspec.Struct, frozen=True):
-    """An item to put, and when the table may accept it."""
+class ConditionalPut(msgspec.Struct, frozen=True):
+    """An item to put, and the condition under which the table accepts it."""
 
     item: Item
     deleted: bool
@@ -156,7 +156,7 @@ def is_removal(change: Change[Any]) -> bool:
     return change.deleted and change.order[1] == VERSION_MIN
 
 
-def write_of(change: Change[Any], claim: Claim, key: str, names: Names) -> Write | SinkResult:
+def write_of(change: Change[Any], claim: Claim, key: str, names: Names) -> ConditionalPut | SinkResult:
     """Return the item of a change with its condition, or why it can never be written. `key` is the key's attribute."""
     # A message has no era; the claim has the era of the key.
     era, version, generation = claim.order or change.order
@@ -180,11 +180,14 @@ def write_of(change: Change[Any], claim: Claim, key: str, names: Names) -> Write
     # A repair (its claim has no order) writes again at the order that the table has.
     condition, used = _condition(names, generation, is_repeat=claim.order is None)
     values = {":version": number(version)} | ({":generation": number(generation)} if "#generation" in used else {})
-    return Write(item, change.deleted, version, generation, condition, used, values)
+    return ConditionalPut(item, change.deleted, version, generation, condition, used, values)
 
 
 def _condition(names: Names, generation: int, *, is_repeat: bool) -> tuple[str, dict[str, str]]:
-    """Accept a newer order only, or an equal one too if it is a repeat. Names of attributes may be reserved words."""
+    """Return the condition that accepts a newer order, and an equal one if it is a repeat, with the names that it uses.
+
+    Attributes have other names in it, because theirs may be reserved words.
+    """
     used = {"#version": names.version}
     if not names.generation:
         # Without generations, a reindex and an operator write again at the version that is there.
@@ -198,7 +201,7 @@ def _condition(names: Names, generation: int, *, is_repeat: bool) -> tuple[str, 
     return f"{newer} OR (#version = :version AND ({same}))", used | {"#generation": names.generation}
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldItem(msgspec.Struct, frozen=True):
     """What the table holds of a key, without the body."""
 
     version: int | None
@@ -207,17 +210,17 @@ class Held(msgspec.Struct, frozen=True):
     is_tombstone: bool
 
 
-def held_of(item: Mapping[str, Any], names: Names) -> Held:
+def held_of(item: Mapping[str, Any], names: Names) -> HeldItem:
     generation = whole_number(item.get(names.generation)) if names.generation else None
-    return Held(whole_number(item.get(names.version)), generation or 0, is_tombstone(item, names.tombstone))
+    return HeldItem(whole_number(item.get(names.version)), generation or 0, is_tombstone(item, names.tombstone))
 
 
 def is_tombstone(item: Mapping[str, Any], name: str) -> bool:
     return item.get(name) == {"BOOL": True}
 
 
-def result_of_refusal(write: Write, held: Held | None, names: Names) -> SinkResult:
-    """Return what a refused condition means, given what the table held then; None: it held nothing."""
+def result_of_refusal(write: ConditionalPut, held: HeldItem | None, names: Names) -> SinkResult:
+    """Return what a refused condition means, given what the table held then (None: no item)."""
     if held is None:
         return SinkResult(Outcome.BUSY, "the table refused the condition, and holds no item; it is asked again")
     if held.version is None:

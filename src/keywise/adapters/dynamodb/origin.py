@@ -16,7 +16,7 @@ from keywise.core.url import Address, redacted
 SEGMENTS_MAX = 100_000
 CONNECTIONS = 32
 END = "end"
-"""The cursor behind the last row of a shard; any other one is `AFTER` and the key of a row."""
+"""The cursor after the last row of a shard; any other cursor is `AFTER` and the key of a row."""
 AFTER = "after "
 
 
@@ -56,7 +56,7 @@ class DynamoOrigin:
         ]
 
     async def scan(self, shard: Shard, after: str, limit: int) -> Page:
-        """A page ends after 1 MB at the latest, so it may have fewer rows than `limit`."""
+        """Read a page. DynamoDB ends it after 1 MB at the latest, so it may have fewer rows than `limit`."""
         if after == END:
             return Page([], END, is_last=True)
         number, _, count = shard.bounds.partition("/")

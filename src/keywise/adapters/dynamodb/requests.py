@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from keywise.core.adaptive_limit import AdaptiveLimit
 
 PATIENCE_S = 1.0
-"""A pause of up to this is waited for; during a longer one the changes are busy."""
+"""The longest pause that a change waits for; during a longer one, changes are busy."""
 
 
 class RequestSlots:
@@ -18,11 +18,11 @@ class RequestSlots:
         self._changed = asyncio.Condition()
         self._taken = 0
         self._answered = 0
-        """Requests without a refusal since the limit was changed."""
+        """How many requests were accepted since the limit was changed."""
 
     @property
     def is_paused(self) -> bool:
-        """Whether the pause is so long that it is not waited for."""
+        """Whether the pause is so long that changes do not wait for it."""
         return self.adaptive_limit.wait_s > PATIENCE_S
 
     @asynccontextmanager
@@ -47,7 +47,7 @@ class RequestSlots:
         self._answered = 0
 
     def record_outage(self, cause: str) -> None:
-        """Pause after an error that came before the write."""
+        """Pause after an error that concerns every change, such as an outage or a missing permission."""
         self.adaptive_limit.record_refusal(cause, is_crowded=False)
 
     def record_success(self) -> None:

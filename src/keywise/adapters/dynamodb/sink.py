@@ -13,10 +13,10 @@ from keywise.adapters.aws.errors import error_code, refusal_of, was_sent
 from keywise.adapters.aws.service import Answer
 from keywise.adapters.dynamodb.errors import CONDITION_FAILED, IN_TRANSACTION, INVALID, MISSING_TABLE
 from keywise.adapters.dynamodb.items import (
-    Held,
+    ConditionalPut,
+    HeldItem,
     Item,
     Names,
-    Write,
     fields_of,
     held_of,
     is_removal,
@@ -37,7 +37,7 @@ from keywise.core.url import Address, redacted
 BATCH_MAX = 100
 REQUESTS, REQUESTS_MAX = 32, 500
 TOUCHES_MAX = 5
-"""A row that gets another version during each of so many touches is tried again later."""
+"""How often one attempt touches a row that gets a newer version each time; then the change is busy."""
 OLD_ITEM = "ALL_OLD"
 
 
@@ -98,7 +98,7 @@ class DynamoSink:
             write = write_of(change, claim, self._table.key, self._names)
             return write if isinstance(write, SinkResult) else await self._put(write)
 
-    async def _put(self, write: Write) -> SinkResult:
+    async def _put(self, write: ConditionalPut) -> SinkResult:
         request = {
             "Item": write.item,
             "ConditionExpression": write.condition,
@@ -127,8 +127,8 @@ class DynamoSink:
             version = held.version
         return SinkResult(Outcome.BUSY, "the row gets new versions all the time")
 
-    async def _touched_at(self, key: str, version: int, generation: int) -> SinkResult | Held | None:
-        """Return the result; or what the table holds, if it refused to raise the generation."""
+    async def _touched_at(self, key: str, version: int, generation: int) -> SinkResult | HeldItem | None:
+        """Raise the generation of a row at this version; return the result, or what the table holds if it refused."""
         request = {
             "Key": self._table.key_of(key),
             "UpdateExpression": "SET #generation = :generation",
@@ -172,9 +172,10 @@ class DynamoSink:
     # Answers.
 
     async def _sent(self, request: Callable[[], Awaitable[Answer]]) -> SinkResult | Item | None:
-        """Send a write, and again if its answer was lost: the condition shows then whether it was applied.
+        """Send a write, and again if its answer was lost: the condition then shows whether it was applied.
 
-        Return None if it was accepted, the old item (or none) if its condition was refused, or else the result.
+        Return None if it was accepted; if its condition was refused, the item that the table holds, empty if there is
+        none; and otherwise the result of the change.
         """
         for is_again in (False, True):
             try:
@@ -191,7 +192,7 @@ class DynamoSink:
         return None
 
     async def _failed(self, error: KeywiseError, *, is_write: bool) -> SinkResult:
-        """Return the result of a change whose request was refused, or not answered."""
+        """Return the result of a change whose request has failed; if other changes would fail too, pause the sink."""
         cause, refusal = str(error), refusal_of(error)
         code = error_code(refusal) if refusal is not None else ""
         if isinstance(error, ThrottledError):
@@ -206,7 +207,7 @@ class DynamoSink:
         return SinkResult(Outcome.BUSY, cause)
 
     async def _refused(self, cause: str) -> SinkResult:
-        """Blame the change, unless the table is gone or has another key.
+        """Return that the change can never be written; if the table is gone or has another key, pause the sink instead.
 
         The item may be too large, or an attribute may have a type that an index of the table does not take.
         """
@@ -220,7 +221,7 @@ class DynamoSink:
     def _paused(self) -> SinkResult:
         return SinkResult(Outcome.BUSY, self._slots.adaptive_limit.cause)
 
-    def _held(self, item: Item) -> Held | None:
+    def _held(self, item: Item) -> HeldItem | None:
         return held_of(item, self._names) if item else None
 
     # Reading.

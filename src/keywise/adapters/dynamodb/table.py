@@ -48,7 +48,7 @@ class DynamoTable:
         await self.service.close()
 
     async def find(self) -> None:
-        """Look for the table, once, and check its key; raises if it is missing or has another key."""
+        """Find the table and check its key, once; raises `DatabaseError` if it is missing or has another key."""
         if not self._is_known:
             await self.size()
 
@@ -87,7 +87,7 @@ class DynamoTable:
         return found
 
     async def find_again(self) -> None:
-        """Look whether the table is still there, with the same key."""
+        """Check that the table is still there, with the same key."""
         self._is_known = False
         await self.find()
 

@@ -1,4 +1,4 @@
-"""An object of the user's as an origin: its three methods, async or plain, and rows that are any values."""
+"""An object of the user's as an origin: it has three methods, async or plain, and its rows are any values."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""Rows in the memory of one process as the source of truth, in the order of their keys."""
+"""Rows in the memory of one process as an origin, read in the order of their keys."""
 
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -24,7 +24,7 @@ class MemoryOrigin:
         pass
 
     async def shards(self, size: int) -> Sequence[Shard]:
-        return await shards_by_keys(self._key_behind, size)
+        return await shards_by_keys(self._key_after, size)
 
     async def scan(self, shard: Shard, after: str, limit: int) -> Page:
         return await read_page(self._rows, shard, after, limit)
@@ -32,9 +32,9 @@ class MemoryOrigin:
     async def fetch(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         return {key: self.rows[key] for key in keys if key in self.rows}
 
-    async def _key_behind(self, low: str | None, size: int) -> str | None:
-        behind = [key for key in self._keys(KeyRange(low)) if len(key.encode()) <= BOUND_MAX_BYTES]
-        return behind[size - 1] if len(behind) >= size else None
+    async def _key_after(self, low: str | None, size: int) -> str | None:
+        after = [key for key in self._keys(KeyRange(low)) if len(key.encode()) <= BOUND_MAX_BYTES]
+        return after[size - 1] if len(after) >= size else None
 
     async def _rows(self, within: KeyRange, limit: int) -> Sequence[tuple[str, bytes]]:
         return [(key, self.rows[key]) for key in self._keys(within)[:limit]]
@@ -45,6 +45,6 @@ class MemoryOrigin:
 
 
 def connect(address: Address) -> Origin:
-    """`memory://?table=NAME`: lives and dies with the process."""
+    """Make the origin for `memory://?table=NAME`, whose rows live as long as the process."""
     table = address.take("table").get("table", address.name)
     return MemoryOrigin(address.shared(MemoryDatabase).table(f"{table} rows"))

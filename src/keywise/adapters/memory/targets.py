@@ -1,4 +1,4 @@
-"""Targets in memory: those of a store of its own, with the name that stands for one of them, and those of tables."""
+"""Targets in memory: in a store with a name that stands for one of them, and as tables of a memory database."""
 
 import msgspec
 
@@ -38,7 +38,7 @@ class MemoryTarget(msgspec.Struct, eq=False):
 
 
 class MemoryStore:
-    """Named targets, and a name that stands for one of them: what the sinks of one process share."""
+    """Targets, and a name that stands for one of them; the sinks of one process share it."""
 
     def __init__(self, name: str = "store") -> None:
         self.name = name
@@ -82,7 +82,7 @@ class MemoryStore:
 
 
 class MemoryTables:
-    """The targets of a table of a memory database, with the notes that a real database keeps in a table."""
+    """The targets of a table of a memory database, with the notes that other databases keep in a table."""
 
     def __init__(self, database: MemoryDatabase, name: str) -> None:
         self._database = database
@@ -129,14 +129,15 @@ class MemoryTables:
             raise AdminError(f"no reindex has built the table {target}")
 
     def exchange(self, before: str, after: str) -> None:
-        """Rename the tables; what was written to each goes with it."""
+        """Rename the live table to `before`, and the table `after` to the name of the sink."""
         tables = self._database.tables
         if before in tables or after not in tables:
             raise AdminError(f"there is a table {before} already, or no table {after}")
-        for part in (str, writes_of):
-            self._database.set(tables, part(before), self._database.table(part(self._name)))
-            self._database.set(tables, part(self._name), self._database.table(part(after)))
-            self._database.set(tables, part(after), None)
+        # Each target is two tables: one of its name, and one that lists the writes to it.
+        for name_of in (str, writes_of):
+            self._database.set(tables, name_of(before), self._database.table(name_of(self._name)))
+            self._database.set(tables, name_of(self._name), self._database.table(name_of(after)))
+            self._database.set(tables, name_of(after), None)
         self._set_note(before, self._notes.get((self._name, before), (None, False))[0])
         self._set_note(after, self._notes.get((self._name, after), (None, False))[0], is_live=True)
 
@@ -154,7 +155,7 @@ def writes_of(table: str) -> str:
 
 
 def _check_object(definition: bytes | None) -> None:
-    """Refuse a definition that is no JSON object; a store in memory has nothing else to ask of it."""
+    """Raise `AdminError` if a definition is no JSON object; a store in memory uses nothing else of it."""
     if definition is None:
         return
     try:

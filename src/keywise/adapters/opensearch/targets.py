@@ -1,8 +1,8 @@
 """The indexes that an alias can stand for: created, finished, counted, dropped, and swapped by one atomic call.
 
-A candidate carries a guard, the alias `NAME-epoch-N`, and N counts the swaps. The call that moves the name to the
-candidate requires the guard and removes it, so that a copy of the call that arrives late is refused as a whole. The
-index that the name leaves gets the guard of the next epoch, for the way back.
+An index that may go live carries a guard, the alias `NAME-epoch-N`, where N is the number of swaps so far. The call
+that moves the name to it requires the guard and removes it, so a copy of the call that arrives late is refused as a
+whole. The index that the name leaves gets the guard of the next epoch, for the way back.
 """
 
 import re
@@ -26,9 +26,10 @@ TIMEOUT = "timeout=10s"
 HEALTH_S = 20
 """How long `finish` waits for replicas."""
 HEALTH_MARGIN_S = 10.0
+"""How much longer than the engine the client waits for the answer."""
 EXISTS = "resource_already_exists_exception"
 ALIAS_MISSING = frozenset({"aliases_not_found_exception", "resource_not_found_exception", "illegal_argument_exception"})
-"""How engines refuse to remove an alias that must exist; the last one if it has just been removed."""
+"""How engines refuse to remove an alias that must exist; the last one is for an alias that was removed just before."""
 RETIRED = "dropped"
 """In place of the epoch, in the guard of an index that is being dropped."""
 
@@ -74,7 +75,7 @@ class IndexTargets:
             return  # Another process, or an earlier copy of the call, has moved it meanwhile.
         if _type_of(answer) in (NOT_FOUND, *ALIAS_MISSING):
             self._refuse_move(before, after, f"{self._engine.cause(answer)}; {after} needs the alias {guard}")
-        self._done(answer, f"{self._name} was not moved to {after}")
+        self._check_accepted(answer, f"{self._name} was not moved to {after}")
 
     def _refuse_move(self, before: str, after: str, cause: str) -> NoReturn:
         raise AdminError(f"{self._name} was not moved from {before} to {after}: {cause}")
@@ -112,7 +113,7 @@ class IndexTargets:
             answer = await self._ask("PUT", f"{_path(target)}?{TIMEOUT}", body)
             # Another worker of the same run may have been faster.
             if _type_of(answer) != EXISTS:
-                self._done(answer, f"{target} was not created")
+                self._check_accepted(answer, f"{target} was not created")
                 self._check_acknowledged(answer)
             await self._check_templates(target)
             index = await self._existing(target)
@@ -120,7 +121,7 @@ class IndexTargets:
         await self._prepare(target, index)
 
     async def _check_guards_work(self, live: str) -> None:
-        """Raise if the engine cannot refuse a late copy of a move: then a build would end in a swap that is refused."""
+        """Raise `AdminError` if the engine cannot refuse a late copy of a move; only the swap would find out later."""
         missing = {"index": live, "alias": f"{self._name}-epoch-none", "must_exist": True}
         answer = await self._change_aliases({"remove": missing})
         if _type_of(answer) in ALIAS_MISSING:
@@ -135,7 +136,10 @@ class IndexTargets:
         )
 
     async def _check_templates(self, target: str) -> None:
-        """Undo a creation after which the name stands for two indexes: writes are refused as long as it does."""
+        """Delete a new index that a template has given the name, and raise `AdminError`.
+
+        The engine refuses writes to the name as long as it stands for two indexes.
+        """
         standing = await self._standing()
         if target in standing and len(standing) > 1:
             await self._change_aliases({"remove": {"index": target, "alias": self._name, "must_exist": True}})
@@ -146,7 +150,7 @@ class IndexTargets:
             )
 
     def _check_is_of(self, index: IndexState, target: str, note: TargetNote, guard: str) -> None:
-        """Raise unless an index belongs to a run, and is its candidate."""
+        """Raise `AdminError` unless an index was built by this run, and can go live."""
         if self._name in index.aliases:
             raise AdminError(f"{self._name} stands for {target}, which is live; choose another name")
         other = f"choose another name, or delete it with DELETE {_path(target)}"
@@ -159,7 +163,7 @@ class IndexTargets:
             raise AdminError(f"{target} has lost its alias {guard}, and cannot go live; {other}")
 
     async def _prepare(self, target: str, index: IndexState) -> None:
-        """Make writes fast, and remember what has to be restored, also what a template or the engine has chosen."""
+        """Make writes fast, and note in the index which settings to restore, even those that a template has chosen."""
         note = index.note
         assert note is not None, "checked by the caller"
         if note.restore is None:
@@ -182,12 +186,12 @@ class IndexTargets:
 
     async def _refresh(self, target: str) -> list[str]:
         answer = await self._ask("POST", _path(target, "_refresh"))
-        self._done(answer, f"{target} was not refreshed")
+        self._check_accepted(answer, f"{target} was not refreshed")
         shards = self._decoded(answer, _Shards)
         return [f"{shards.failures} shards of {target} could not be refreshed"] if shards.failures else []
 
     async def _missing_copies(self, target: str, index: IndexState) -> list[str]:
-        """Wait for as many copies of each shard as the nodes can hold, for a while; return what is missing then."""
+        """Wait a while for as many copies of each shard as the nodes can hold; return what is still missing."""
         health = await self._health(target)
         copies = 1 + min(index.number("number_of_replicas"), max(0, health.number_of_data_nodes - 1))
         wanted = copies * index.number("number_of_shards")
@@ -204,17 +208,17 @@ class IndexTargets:
         timeout_s = HEALTH_S + HEALTH_MARGIN_S
         answer = await self._ask("GET", f"/_cluster/health/{quote(target, safe='')}{query}", timeout_s=timeout_s)
         if answer.status != 408:  # The wait was in vain; the answer says how far it came.
-            self._done(answer, f"the health of {target} is unknown")
+            self._check_accepted(answer, f"the health of {target} is unknown")
         return self._decoded(answer, _Health)
 
-    # Looking after them.
+    # Counting, listing and dropping.
 
     async def count(self, target: str) -> int:
         await self._existing(target)
         if reasons := await self._refresh(target):
             raise UnavailableError(reasons[0])
         answer = await self._ask("GET", _path(target, "_count"))
-        self._done(answer, f"{target} was not counted")
+        self._check_accepted(answer, f"{target} was not counted")
         counted = self._decoded(answer, _Count)
         if counted.shards.failed:
             raise UnavailableError(f"{counted.shards.failed} shards of {target} could not be counted")
@@ -235,7 +239,10 @@ class IndexTargets:
         return [target for _, _, target in sorted(found)]
 
     async def drop(self, target: str) -> None:
-        """Delete an index, unless it is live, or no concern of this name; a missing one is no error."""
+        """Delete an index; a missing one is no error.
+
+        Raises `AdminError` if it is live, or if no run has built it and the name has never left it.
+        """
         self._check_name(target)
         index = await self._found(target)
         if index is None:
@@ -253,11 +260,11 @@ class IndexTargets:
         if guards != [retired]:
             removed = [{"remove": {"index": target, "alias": one, "must_exist": True}} for one in guards]
             answer = await self._change_aliases(*removed, {"add": {"index": target, "alias": retired}})
-            self._done(answer, f"{target} was not deleted, because its aliases have changed")
+            self._check_accepted(answer, f"{target} was not deleted, because its aliases have changed")
             self._check_acknowledged(answer)
         answer = await self._ask("DELETE", f"{_path(target)}?{TIMEOUT}")
         if _type_of(answer) != NOT_FOUND:
-            self._done(answer, f"{target} was not deleted")
+            self._check_accepted(answer, f"{target} was not deleted")
             self._check_acknowledged(answer)
 
     # Requests.
@@ -282,7 +289,7 @@ class IndexTargets:
 
     async def _change(self, target: str, what: str, body: Mapping[str, Any]) -> None:
         answer = await self._ask("PUT", f"{_path(target, what)}?{TIMEOUT}", body)
-        self._done(answer, f"the {what[1:]} of {target} could not be changed")
+        self._check_accepted(answer, f"the {what[1:]} of {target} could not be changed")
         self._check_acknowledged(answer)
 
     async def _change_aliases(self, *actions: Mapping[str, Any]) -> HttpResponse:
@@ -295,8 +302,8 @@ class IndexTargets:
             encoded = b"" if body is None else msgspec.json.encode(body)
             return await self._engine.ask(method, path, encoded, timeout_s=timeout_s)
 
-    def _done(self, answer: HttpResponse, otherwise: str) -> None:
-        """Raise `AdminError` if the engine refuses the request for its content, and other errors as the sink does."""
+    def _check_accepted(self, answer: HttpResponse, otherwise: str) -> None:
+        """Raise `AdminError` if the engine refuses the request as such, and for other failures what the sink raises."""
         if answer.status in (400, 404, 409, 500) and _type_of(answer):
             raise AdminError(f"{otherwise}: {self._engine.cause(answer)}")
         self._engine.check(answer)

@@ -1,4 +1,4 @@
-"""A table in Postgres as the source of truth, read in the order of its key column."""
+"""A table in Postgres as an origin, read in the order of its key column."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ class PostgresOrigin:
         await self.database.__aexit__()
 
     async def shards(self, size: int) -> Sequence[Shard]:
-        return await shards_by_keys(self._key_behind, size)
+        return await shards_by_keys(self._key_after, size)
 
     async def shards_where(self, condition: str, size: int) -> Sequence[Shard]:
         shards = with_condition(await self.shards(size), condition)
@@ -93,7 +93,7 @@ class PostgresOrigin:
         statement = f"{self._select} {where} order by {self._key} limit ${len(bounds) + 1}"
         return _bodies(await self._read(statement, *bounds, limit))
 
-    async def _key_behind(self, low: str | None, size: int) -> str | None:
+    async def _key_after(self, low: str | None, size: int) -> str | None:
         where, bounds = self._within(KeyRange(low))
         if self._kind == "text":
             where = f"{where or 'where true'} and octet_length({self._key}) <= {BOUND_MAX_BYTES}"
@@ -106,7 +106,7 @@ class PostgresOrigin:
         return found[0][0] if found else None
 
     def _within(self, within: KeyRange) -> tuple[str, list[str]]:
-        """The condition of a range, with its arguments. A condition that is not there needs no plan of its own."""
+        """Return the condition of a range, empty if it has no bounds, and its arguments."""
         given = [(sign, key) for sign, key in ((">", within.low), ("<=", within.high)) if key is not None]
         tests = [f"{self._key} {sign} ${n}::text::{self._kind}" for n, (sign, _) in enumerate(given, start=1)]
         tests += [within.test] if within.condition else []
@@ -121,7 +121,7 @@ class PostgresOrigin:
             raise
 
     def _can_hold(self, key: str) -> bool:
-        """Whether the column can hold a key, spelled like that. The server would refuse all keys because of another."""
+        """Whether the column can hold a key that is spelled like that; the server would fail the query for another."""
         if self._kind == "bigint":
             return bool(_INTEGER.fullmatch(key)) and BIGINT_MIN <= int(key) <= BIGINT_MAX
         if self._kind == "uuid":
@@ -171,7 +171,7 @@ def _body_column(column: Column, name: str) -> str:
 
 
 def _bodies(rows: Sequence[Any]) -> list[tuple[str, bytes]]:
-    """Rows as bodies of messages. A body that is null is empty, which no reader accepts."""
+    """Return rows as bodies of messages. A body that is null becomes empty, which no reader accepts."""
     return [(key, body if isinstance(body, bytes) else (body or "").encode()) for key, body in rows]
 
 

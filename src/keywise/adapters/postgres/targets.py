@@ -30,7 +30,7 @@ from keywise.core.target import TargetNote
 COUNT_S = 600.0
 """How long it may take to count the rows of a table."""
 FREE_S = 2.0
-"""How long an exchange waits until no other transaction uses the tables: all new readers wait behind it."""
+"""How long an exchange waits until no other transaction uses the tables. All new readers queue behind it meanwhile."""
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "p": "a partitioned table"}
 
 _SQL = read_statements(__name__)
@@ -70,7 +70,7 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
 
     def beside(self, target: str) -> str:
         """Return the name of a table in the same schema, as SQL."""
-        return f"{_quoted(self.schema)}.{quoted(target)}"
+        return f"{_quoted_any(self.schema)}.{quoted(target)}"
 
 
 class PostgresTargets:
@@ -124,7 +124,7 @@ class PostgresTargets:
             await connection.execute(_SQL["note"], live.key, target, note.pipeline, note.generation)
 
     async def finish(self, target: str) -> list[str]:
-        """Let the server look at a target once, so that it plans well; return why the target cannot go live."""
+        """Analyze a new target once, so that queries on it are planned well; return why the target cannot go live."""
         async with self._transaction() as connection:
             live = await self._live(connection)
             found = await self._found(connection, live.beside(target))
@@ -140,7 +140,7 @@ class PostgresTargets:
                 for role, privilege in await connection.fetch(_SQL["missing_grants"], live.oid, found.oid)
             ]
             if dependents := await self._dependents(connection, live):
-                faults.append(_follow(self._name, dependents))
+                faults.append(_stay_behind(self._name, dependents))
             return faults
 
     async def count(self, target: str) -> int:
@@ -189,12 +189,12 @@ class PostgresTargets:
                 raise AdminError(f"table {after} has other columns than {self._name}: {difference}")
             await self._check_dependents(connection, live, after)
             await connection.execute(f"alter table {live.beside(live.name)} rename to {quoted(before)}")
-            await connection.execute(f"alter table {live.beside(after)} rename to {_quoted(live.name)}")
+            await connection.execute(f"alter table {live.beside(after)} rename to {_quoted_any(live.name)}")
             await connection.execute(_SQL["set_live"], live.key, before, False)
             await connection.execute(_SQL["set_live"], live.key, after, True)
 
     async def _lock(self, connection: Any, *tables: str) -> None:
-        """Keep all others out of the tables. If one of them is in use for long, the swap is called off."""
+        """Lock the tables against readers and writers; raise `AdminError` if one of them is in use for too long."""
         limit_ms = await connection.fetchval("select current_setting('lock_timeout')")
         try:
             await connection.execute(f"select set_config('lock_timeout', '{round(FREE_S * 1000)}ms', true)")
@@ -254,7 +254,7 @@ class PostgresTargets:
         for (grant,) in await connection.fetch(_SQL["grants"], live.oid, place):
             await connection.execute(grant)
         if live.owner != await connection.fetchval("select current_user"):
-            await connection.execute(f"alter table {place} owner to {_quoted(live.owner)}")
+            await connection.execute(f"alter table {place} owner to {_quoted_any(live.owner)}")
 
     async def _difference(self, connection: Any, live: _Table, found: _Table) -> str:
         """Describe how the columns of a table differ from those of the live one; empty if they are the same."""
@@ -272,12 +272,12 @@ class PostgresTargets:
     async def _check_dependents(self, connection: Any, live: _Table, target: str) -> None:
         if dependents := await self._dependents(connection, live):
             if any(target in one for one in dependents):
-                raise AdminError(f"{_follow(self._name, dependents)}; {make_it_yourself(self._name, target)}")
-            raise AdminError(_follow(self._name, dependents))
+                raise AdminError(f"{_stay_behind(self._name, dependents)}; {make_it_yourself(self._name, target)}")
+            raise AdminError(_stay_behind(self._name, dependents))
 
     @asynccontextmanager
     async def _transaction(self, limit_s: float = SLOW_S, *, locks: bool = False) -> AsyncIterator[Any]:
-        """A transaction of this class alone; with `locks`, only one process creates or drops tables at a time."""
+        """Open a transaction; with `locks`, one process at a time creates or drops tables."""
         limit = limit_each(limit_s)
         async with self._database.transaction(limit=limit) as connection, self._database.answered(limit):
             if locks:
@@ -285,14 +285,14 @@ class PostgresTargets:
             yield connection
 
 
-def _follow(table: str, dependents: list[str]) -> str:
+def _stay_behind(table: str, dependents: list[str]) -> str:
     return (
         f"{', '.join(dependents)} would stay with the old table when the name {table} moves; drop that before, and "
         "create it again after each swap"
     )
 
 
-def _quoted(name: str) -> str:
-    """Return any name of the catalog in quotes."""
+def _quoted_any(name: str) -> str:
+    """Return a name of the catalog in quotes; unlike those that `quoted` takes, it may have quotes itself."""
     doubled = name.replace('"', '""')
     return f'"{doubled}"'

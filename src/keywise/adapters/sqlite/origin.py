@@ -1,4 +1,4 @@
-"""A table in a SQLite file as the source of truth, read in the order of its key column."""
+"""A table in a SQLite file as an origin, read in the order of its key column."""
 
 import asyncio
 import sqlite3
@@ -57,7 +57,7 @@ class SqliteOrigin:
         self._thread = self._connection = None
 
     async def shards(self, size: int) -> Sequence[Shard]:
-        return await shards_by_keys(self._key_behind, size)
+        return await shards_by_keys(self._key_after, size)
 
     async def shards_where(self, condition: str, size: int) -> Sequence[Shard]:
         shards = with_condition(await self.shards(size), condition)
@@ -85,7 +85,7 @@ class SqliteOrigin:
         where, bounds = self._within(within)
         return await self._bodies(f"{where} order by {self._key} limit ?", (*bounds, limit))
 
-    async def _key_behind(self, low: str | None, size: int) -> str | None:
+    async def _key_after(self, low: str | None, size: int) -> str | None:
         where, bounds = self._within(KeyRange(low))
         statement = (
             f"select cast({self._key} as text) from {self._table} "  # noqa: S608 - names are checked
@@ -96,7 +96,7 @@ class SqliteOrigin:
         return str(found[0][0]) if found else None
 
     def _within(self, within: KeyRange) -> tuple[str, list[str]]:
-        """The condition of a range, with its arguments; the column turns texts into numbers if it holds numbers."""
+        """Return the condition of a range, and its arguments: texts, which a column of numbers compares as numbers."""
         given = [(sign, key) for sign, key in ((">", within.low), ("<=", within.high)) if key is not None]
         tests = [*(f"{self._key} {sign} ?" for sign, _ in given), self._has_key]
         tests += [within.test] if within.condition else []
@@ -115,7 +115,7 @@ class SqliteOrigin:
         return f"select cast({self._key} as text), {self._body} from {self._table}"  # noqa: S608 - names are checked
 
     def _as_body(self, names: Sequence[str], key: str, row: Sequence[Any]) -> bytes:
-        """A row as the body of a message. A body that is null is empty, which no reader accepts."""
+        """Return a row as the body of a message. A body that is null becomes empty, which no reader accepts."""
         if not self._user_table.body:
             fields = dict(zip(names, row, strict=True))
             # Keys are text, as in a message.

@@ -1,8 +1,8 @@
 """Targets of a table in SQLite: tables beside the live one, which exchange their names with it in one transaction.
 
 The live table always has the name of the sink. As a target it has a label, which becomes its name when it stops being
-live. When a table is renamed, SQLite rewrites every mention of it: its indexes and triggers stay with it, and so would
-views, and the triggers and foreign keys of other tables. The name of a table that others mention does not move.
+live. When a table is renamed, SQLite rewrites every mention of it. So its indexes and triggers stay with it, but so
+would views, and the triggers and foreign keys of other tables. The name of a table that others mention does not move.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ class SqliteTargets:
                 faults.append(f"table {target} has other columns than {self._name}: {difference}")
             with _undone(connection):
                 if mentions := _renamed(connection, self._name, label):
-                    faults.append(_follow(self._name, mentions))
+                    faults.append(_stay_behind(self._name, mentions))
             return faults
 
         return await self._write(act)
@@ -182,14 +182,17 @@ class SqliteTargets:
         return next((f"it has a column {name} as well" for name in theirs if name not in mine), "")
 
     def _check_mentions(self, connection: sqlite3.Connection, label: str) -> None:
-        """Refuse if SQLite would rewrite anything but the live table's own parts: only a rename shows that."""
+        """Raise `AdminError` if a rename rewrites more than the live table's own parts; only a rename shows that."""
         with _undone(connection):
             mentions = _renamed(connection, self._name, label)
         if mentions:
-            raise AdminError(_follow(self._name, mentions))
+            raise AdminError(_stay_behind(self._name, mentions))
 
     def _create_like(self, connection: sqlite3.Connection, target: str, label: str) -> None:
-        """Let SQLite itself put the new name into the statements that the live table was created with."""
+        """Create a table like the live one.
+
+        The live table is renamed for a moment, so that SQLite itself puts the new name into the statements to run.
+        """
         with _undone(connection):
             _renamed(connection, self._name, target)
             parts = [one for one in _objects(connection).values() if one.table.lower() == target.lower()]
@@ -214,7 +217,7 @@ class SqliteTargets:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn the error of a statement that SQLite refuses into ours: these tables cannot be exchanged."""
+        """Turn the error of a statement that SQLite refuses into `AdminError`: the name cannot move."""
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -247,7 +250,7 @@ def _renamed(connection: sqlite3.Connection, before: str, after: str) -> list[st
 
 @contextmanager
 def _undone(connection: sqlite3.Connection) -> Iterator[None]:
-    """Undo what is done meanwhile."""
+    """Roll back what the block does."""
     connection.execute("savepoint keywise_undone")
     try:
         yield
@@ -264,7 +267,7 @@ def _renamed_index(index: str, sql: str, table: str, target: str, label: str) ->
     parts = _INDEX.match(sql)
     if parts is None or _unquoted(parts[2]) != index:
         raise AdminError(f"the statement of index {index} cannot be read; {make_it_yourself(table, target)}")
-    # The name of the table is not repeated with each swap.
+    # The index begins with the name of its table; without this, each swap would put one more name before it.
     own = next((index.removeprefix(f"{one}_") for one in (label, table) if index.startswith(f"{one}_")), index)
     name = f"{target}_{own}".replace('"', '""')
     return f'{parts[1]}"{name}"{parts[3]}'
@@ -277,7 +280,7 @@ def _unquoted(name: str) -> str:
     return name[1:-1].replace(2 * quote, quote) if quote in "\"'`" else name
 
 
-def _follow(table: str, mentions: list[str]) -> str:
+def _stay_behind(table: str, mentions: list[str]) -> str:
     return (
         f"{', '.join(mentions)} would stay with the old table when the name {table} moves; drop that before, and "
         "create it again after each swap"

@@ -48,7 +48,7 @@ class ActOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions:
-    """Which rows are read, and how."""
+    """Which rows are read, and where they are written."""
 
     into: Annotated[
         str,
@@ -70,7 +70,7 @@ class StartOptions:
     ] = False
     delete_max: DeleteOption = None
     unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Do not compare versions of the origin with the ledger first.")
+        bool, typer.Option("--unchecked", help="Do not check rows and versions before the first write.")
     ] = False
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read the rows here, count what a run would do, and write nothing.")
@@ -218,7 +218,7 @@ def reindex_admin(admin: PipelineAdmin, options: ActOptions) -> ReindexAdmin:
 
 
 def print_step(text: str) -> None:
-    """Say what the command does now to a person who waits for it."""
+    """Print what the command does now, if a person waits for it at a terminal."""
     if sys.stderr.isatty():
         print(plain(text), file=sys.stderr)
 

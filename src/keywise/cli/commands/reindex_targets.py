@@ -32,7 +32,7 @@ from keywise.reindex.run_watch import RunWatch, refusal_of
 from keywise.reindex.targets import GENERATION
 
 ALL_KEYS = 2**62
-"""As many keys as a sample of all of them has at the most."""
+"""The sample that `--sample all` stands for: no pipeline has more keys."""
 PauseMaxOption = Annotated[
     str | None,
     typer.Option("--pause-max", metavar="DURATION", help=f"How long changes may wait; else {PAUSE_MAX_S:g}s."),
@@ -254,7 +254,7 @@ def run_fully(pipeline: PipelineArgument, *, chosen: FullOptions, options: ActOp
 
 
 async def _until_decided(admin: PipelineAdmin, run: ReindexRun) -> tuple[RunReport, str]:
-    """Wait until a worker has swapped, or the swap was refused; return what the history says of it, too."""
+    """Wait until a worker has swapped, or the swap was refused; return the report, and the record of the swap."""
     _, shards = needs_origin(admin.pipeline)
     with showing_run() as show:
         watch = RunWatch(admin.pipeline, shards, run, show)
@@ -263,7 +263,7 @@ async def _until_decided(admin: PipelineAdmin, run: ReindexRun) -> tuple[RunRepo
 
 
 def _print_swap(name: str, report: RunReport | None, swapped: str, *, json: bool) -> None:
-    """Print that a target is live, or why it is not; exit with status 1 then. Without a report nothing is known yet."""
+    """Print that a target is live, or why it is not, and then exit with status 1; without a report, where to look."""
     if report is None:
         if json:
             print_json({"pipeline": name, "is_live": None})
