@@ -225,6 +225,7 @@ class SimulatedTable(TransactionSink):
     """An atomic sink that finds the records of an object."""
 
     runs_user_code = False
+    columns: Sequence[str] = ()
 
     async def delete_tails(self, transaction: Transaction, tails: Sequence[tuple[str, int]], limit: int) -> int:
         assert isinstance(transaction, ObjectsTransaction), "this world has no other transactions"
