@@ -15,7 +15,7 @@ from keywise.reindex.full_run import FullPlan, FullResult, FullRun
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import RunReport, report_run
 from keywise.reindex.run_state import replace_run
-from reindex.catalogue import LOOK_S, Catalogue, run_of
+from reindex.catalogue import Catalogue, run_of
 from running import run
 
 ROWS = {f"k{number}": 1 for number in range(30)}
@@ -49,7 +49,7 @@ class Schedule(Catalogue):
             report = await report_run(admin.pipeline, admin._shards)
             if report is not None and report.catch_up.stuck:
                 return
-            await asyncio.sleep(LOOK_S)
+            await self._look()
 
 
 @pytest.fixture

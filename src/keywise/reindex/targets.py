@@ -13,7 +13,7 @@ from keywise.reindex.plan import RunPlan
 
 GENERATION = "{generation}"
 """Stands for the generation of the run in the name of a target."""
-NOBODY = -1
+NO_TOKEN = -1
 """No claim has this token, so a barrier that has it stays up."""
 
 
@@ -110,12 +110,12 @@ async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, k
 
 
 async def _close(other: OpenPipeline, target: str) -> None:
-    """Let nobody claim anything in the scope of a dropped target any more.
+    """Refuse every later claim in the scope of a dropped target.
 
     A worker that was stopped while it filled the target would go on, and write into another one of the same name.
     """
     store = other.control_store
-    closed = Move(target, target, NOBODY)
+    closed = Move(target, target, NO_TOKEN)
     while (before := await store.controls()).move != closed:
         await store.replace_controls(before, replace(before, move=closed))
 
