@@ -1,8 +1,11 @@
 """The sink and the origin on DynamoDB keep their promises, on a real DynamoDB Local."""
 
+from contextlib import suppress
+
 import pytest
 
 from adapters.dynamodb.benches import ORIGINS, SINKS
+from keywise.testing.conformance import UncheckedError
 from keywise.testing.conformance.origins import CONSISTENT_PROMISES, ORIGIN_PROMISES
 from keywise.testing.conformance.sinks import APPLY_PROMISES, CONDITIONAL_PROMISES, READING_PROMISES
 from running import run
@@ -34,4 +37,6 @@ def test_a_sink_keeps_its_promises(make, promise):
     ],
 )
 def test_an_origin_keeps_its_promises(make, promise):
-    run(promise(make))
+    # A table with other keys than texts is refused (`test_errors.py`), so some promises cannot be checked.
+    with suppress(UncheckedError):
+        run(promise(make))

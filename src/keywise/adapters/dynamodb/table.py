@@ -19,6 +19,8 @@ TOMBSTONE = "keywise_deleted"
 """The attribute of an item that stands for a deletion."""
 READ_MAX = 100
 """The most keys that DynamoDB takes in one read."""
+KEY_MAX_BYTES = 2048
+"""The longest key that DynamoDB takes. It refuses a whole read if one of its keys is longer, or empty."""
 
 _TABLE = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 
@@ -68,13 +70,13 @@ class DynamoTable:
         return await self.service.answered(call(TableName=self.name, **request))
 
     async def items(self, keys: Sequence[str]) -> dict[str, Item]:
-        """Read the items of these keys consistently. A key that has no item is left out.
+        """Read the items of these keys consistently. A key that has no item, or cannot have one, is left out.
 
         DynamoDB answers a part of a request if the items are large, or if it throttles. Raises `ThrottledError` if it
         answers none of it.
         """
         found: dict[str, Item] = {}
-        left = list(dict.fromkeys(keys))
+        left = [key for key in dict.fromkeys(keys) if 0 < len(key.encode()) <= KEY_MAX_BYTES]
         while asked := left[:READ_MAX]:
             request = {"Keys": [self.key_of(key) for key in asked], "ConsistentRead": True}
             answer = await self.service.answered(self.service.client.batch_get_item(RequestItems={self.name: request}))
