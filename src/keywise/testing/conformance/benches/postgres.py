@@ -165,6 +165,7 @@ async def remove_name(database: PostgresDatabase, name: str) -> None:
                     which = f"{kind} in (select id from keywise_{kind}s where name = $1)"  # noqa: S608 - our own tables
                     await connection.execute(f"delete from {table} where {which}", name)  # noqa: S608
                 await connection.execute(f"delete from keywise_{kind}s where name = $1", name)  # noqa: S608
+            await connection.execute("delete from keywise_targets where name = $1", name)
             await connection.execute(f"drop table if exists {_quoted(name)}")
 
 

@@ -89,6 +89,7 @@ def _remove(connection: sqlite3.Connection, name: str) -> None:
         for table in _tables_with_scope(connection):
             connection.execute(f"delete from {table} where scope = ?", (scope,))  # noqa: S608 - our own tables
         connection.execute("delete from keywise_scopes where id = ?", (scope,))
+    connection.execute("delete from keywise_targets where name = ?", (name,))
     quoted = name.replace('"', '""')
     connection.execute(f'drop table if exists "{quoted}"')
 
