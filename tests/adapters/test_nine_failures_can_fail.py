@@ -67,7 +67,8 @@ def _last_to_arrive(self: Lanes, lane: Lane) -> Ticket:
 
 async def _acked_when_gathered(self: Consumer, index: int, deliveries: Any) -> None:
     await _take_in(self, index, deliveries)
-    await self._settlement.ack_unread(index, deliveries)
+    _, source = self._pipeline.sources[index]
+    await source.ack(deliveries)
 
 
 OWN = [
