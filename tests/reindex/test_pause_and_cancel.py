@@ -1,5 +1,6 @@
 """A run is paused, goes on where it was, and is cancelled; a cancelled one leaves nothing that could go live."""
 
+import asyncio
 import itertools
 import os
 from pathlib import Path
@@ -19,7 +20,7 @@ from servers import shared
 
 KEYS = [f"k{number:03d}" for number in range(40)]
 MANY = [f"k{number:03d}" for number in range(200)]
-"""Shards of one row: reading them takes longer than workers need to notice what an operator does."""
+"""The keys of shards with one row each. Read slowly, they take longer than workers need to notice what an operator does."""
 ROWS = {f"k{number}": 1 for number in range(30)}
 _numbers = itertools.count(1)
 
@@ -35,9 +36,11 @@ def test_a_pause_keeps_every_shard_where_it_is_and_costs_nothing(tmp_path: Path)
             async def before_scan(shard: Shard, after: str) -> None:
                 if len(origin.scans) == 3:
                     await works.pause()
+                    origin.before_scan = slowly
 
             origin.before_scan = before_scan
             await working.until(lambda: stages(works)[-1:] == ["paused"])
+            origin.before_scan = nothing
 
             async def is_still() -> bool:
                 return not any(entry.token for entry in (await works.shard_entries()).values())
@@ -101,11 +104,12 @@ def test_a_cancelled_run_leaves_what_it_has_written_and_the_next_one_starts_at_t
 
             async def before_scan(shard: Shard, after: str) -> None:
                 if len(origin.scans) == 3:
-                    origin.before_scan = nothing
+                    origin.before_scan = slowly
                     await works.cancel()
 
             origin.before_scan = before_scan
             report = await working.until_ended()
+        origin.before_scan = nothing
         assert report.run.state is RunState.CANCELLED
         assert 0 < len(works.content()) < len(MANY)
         assert works.emitted(events.ReindexEnded) == [], "it is not complete"
@@ -196,3 +200,8 @@ async def until_let_go(one: beside.Catalogue) -> None:
 
 async def nothing(*_: object) -> None:
     pass
+
+
+async def slowly(*_: object) -> None:
+    """Let a scan take a while: workers notice within a second what an operator does, and on a busy machine later."""
+    await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.1)
