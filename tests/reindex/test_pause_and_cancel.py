@@ -20,7 +20,7 @@ from servers import shared
 
 KEYS = [f"k{number:03d}" for number in range(40)]
 MANY = [f"k{number:03d}" for number in range(200)]
-"""The keys of shards with one row each. Read slowly, they take longer than workers need to notice what an operator does."""
+"""The keys of shards with one row each. Read slowly, they last until workers notice what an operator does."""
 ROWS = {f"k{number}": 1 for number in range(30)}
 _numbers = itertools.count(1)
 
