@@ -90,12 +90,13 @@ class Catalogue:
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         """A worker runs meanwhile."""
-        self._working = asyncio.create_task(self.app.run(handle_signals=False))
-        try:
-            yield
-        finally:
-            self.app.stop()
-            await self._working
+        async with self.app:
+            self._working = asyncio.create_task(self.app.run(handle_signals=False))
+            try:
+                yield
+            finally:
+                self.app.stop()
+                await self._working
 
     @asynccontextmanager
     async def acting(self) -> AsyncIterator[ReindexAdmin]:
