@@ -34,7 +34,10 @@ REST_S, REST_MAX_S = 0.5, 60.0
 SWAP_REST_S = 0.2
 """The rest between two passes while a swap is wanted."""
 TRIES_MAX = 10
-"""How often a swap is tried before it is refused. Between two tries, suspect keys are repaired."""
+"""How often a swap is tried before it is refused; a pass after which the gate does not allow it yet is a try too.
+
+Between two tries, the worker repairs suspect keys of the other target.
+"""
 SUSPECTS_AT_ONCE = 100
 """How many suspect keys are repaired after one pass."""
 
@@ -142,7 +145,7 @@ class BesideWork:
         return False
 
     async def _refuse(self, run: ReindexRun, cause: str) -> None:
-        """Take the operator's wish to swap back; the run goes on catching up."""
+        """Withdraw the operator's request for a swap; the run goes on catching up."""
         self._tries = 0
         if await replace_run(self._pipeline, run, replace(run, swaps=False)):
             name = self._pipeline.name

@@ -87,8 +87,8 @@ def start(pipeline: PipelineArgument, *, chosen: StartOptions, options: ActOptio
     """Write every row of the origin again, at a new generation, while live changes flow.
 
     Workers (keywise run) read the rows in shards and hand them to the pipeline. A newer live change wins over a row,
-    and a deleted key stays deleted. After the scan, the run looks up every key that it has not met, and deletes those
-    that are gone from the origin.
+    and a deleted key stays deleted. After the scan, the run looks up every key that it has not written, and deletes
+    those that are gone from the origin.
 
     With --into, the rows go to a new index or table beside the live one, which then follows the live changes. It
     becomes the live one with keywise reindex swap.
