@@ -132,7 +132,7 @@ class BesideWork:
         assert report is not None, "a run that was started stays in the controls"
         gate = Gate(self._pipeline, self._target, self._origin)
         lines = failing(await gate.lines(report))
-        refused, may_pass = tuple(line.text for line in lines), all(line.is_passing for line in lines)
+        refused, is_transient = tuple(line.text for line in lines), all(line.is_transient for line in lines)
         if not lines:
             if not (cause := await swap.run(run)):
                 return True
@@ -140,7 +140,7 @@ class BesideWork:
         self._tries += 1
         self._progress = replace(self._progress, refused=refused)
         await self._keep(claim)
-        if not may_pass or self._tries >= TRIES_MAX:
+        if not is_transient or self._tries >= TRIES_MAX:
             await self._refuse(run, refused[0])
         return False
 
