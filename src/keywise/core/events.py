@@ -235,7 +235,7 @@ class TargetSwapped(Event, frozen=True, kw_only=True):
 
 
 class SwapRefused(Event, frozen=True, kw_only=True):
-    """A swap that an operator wanted was refused; the run goes on catching up."""
+    """A swap that an operator requested was refused; the run goes on catching up."""
 
     generation: int
     cause: str

@@ -29,7 +29,7 @@ class ReindexAdmin:
         self._audit_note = audit_note
 
     async def start(self, plan: RunPlan, report: Callable[[str], None] = lambda text: None) -> ReindexRun:
-        """Start a run; workers take part in it from then on. A start that was broken off is continued.
+        """Start a run; workers take part in it from then on. It goes on with a start that was interrupted.
 
         The same generation again is the same run: a script may repeat its start after a crash. `report` gets each step.
         """
@@ -164,7 +164,7 @@ class ReindexAdmin:
 
         run, is_new = await self._replace("swapped", wanted)
         if is_new:
-            await self._admin.record("swap wanted", detail=f"generation {run.generation}, to {run.into}")
+            await self._admin.record("swap requested", detail=f"generation {run.generation}, to {run.into}")
         return run
 
     async def rollback(self, pause_max_s: float | None = None) -> ReindexRun:

@@ -32,7 +32,7 @@ from keywise.reindex.target_writer import TargetWriter
 REST_S, REST_MAX_S = 0.5, 60.0
 """The shortest and the longest rest between two passes; in between, it is twice as long as the last pass took."""
 SWAP_REST_S = 0.2
-"""The rest between two passes while a swap is wanted."""
+"""The rest between two passes while a swap is requested."""
 TRIES_MAX = 10
 """How often a swap is tried before it is refused; a pass after which the gate does not allow it yet is a try too.
 

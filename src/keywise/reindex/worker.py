@@ -46,7 +46,7 @@ PAGE_ROWS, PAGE_ROWS_MIN, PAGE_ROWS_STEP = 250, 10, 25
 """A page has so many rows at the most. Throttling of the origin halves it, and each page without throttling adds some.
 A worker that is killed has a page of each of its shards in hand, and all of these rows are read again."""
 SETTLE_S = 60.0
-"""How long a page waits for its first row to end. After that its shard gives way, and goes on there later."""
+"""How long a page waits for its first row to end. After that the worker releases the shard, to read the page again."""
 QUIET_S = 5.0
 """How long a page waits for the next row to end. After that the rest of its rows are postponed to the sweep."""
 
