@@ -15,7 +15,7 @@ from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import report_run
 from keywise.reindex.run_state import replace_run
 from keywise.reindex.shards import ShardLedger
-from keywise.reindex.targets import check_beside, create_beside, drop_beside, droppable_target, open_beside, target_of
+from keywise.reindex.targets import check_beside, create_beside, drop_beside, left_target, open_beside, target_of
 from keywise.reindex.version_check import check_rows, check_versions
 
 
@@ -47,7 +47,7 @@ class ReindexAdmin:
             report("comparing versions")
             await check_rows(self.pipeline, self._origin, shards[0])
             await check_versions(self.pipeline, self._origin)
-        if plan.drops_old and (left := droppable_target(controls)) is not None:
+        if plan.drops_old and (left := left_target(controls)) is not None:
             report(f"dropping {left[0]}")
             await self.drop(keeps_target=plan.keeps_old and bool(controls.spare))
             before = (await self.pipeline.control_store.controls()).run
@@ -76,7 +76,7 @@ class ReindexAdmin:
                 f"reindex {run.generation} of pipeline {name!r} is {_state_of(run)}, and one runs at a time; see "
                 f"keywise reindex status {name}, or end it with keywise reindex cancel {name}"
             )
-        left = droppable_target(controls)
+        left = left_target(controls)
         if left is not None and not controls.spare and not plan.drops_old:
             raise AdminError(
                 f"a cancelled run has left {left[0]} beside the live target; drop it first with keywise reindex drop "
@@ -169,7 +169,7 @@ class ReindexAdmin:
 
     async def rollback(self, pause_max_s: float | None = None) -> ReindexRun:
         """Let the spare catch up, and let a worker swap back to it: nothing that was written since the swap is lost."""
-        controls = await self.controls_with_spare()
+        controls = await self.returnable()
         back = ReindexRun(
             controls.spare_generation,
             RunState.CATCHING_UP,
@@ -187,7 +187,7 @@ class ReindexAdmin:
         await self._admin.record("reindex rolled back", detail=f"from {back.live} to {back.into}")
         return back
 
-    async def controls_with_spare(self) -> Controls:
+    async def returnable(self) -> Controls:
         """Return controls with a spare, to which a rollback can go back; raise `AdminError` if there is none now."""
         controls = await self._controls_without_run()
         if not controls.spare:
@@ -212,7 +212,7 @@ class ReindexAdmin:
         controls = await self._controls_without_run()
         if controls.move is not None:
             raise AdminError("a swap is being called off; try again in some seconds")
-        if (left := droppable_target(controls)) is None:
+        if (left := left_target(controls)) is None:
             raise AdminError(
                 f"pipeline {self.pipeline.name!r} has no target beside the live one, so nothing was dropped"
             )

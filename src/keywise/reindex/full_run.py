@@ -15,7 +15,7 @@ from keywise.reindex.gate import GateResult
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import RunReport
 from keywise.reindex.run_watch import RunWatch, refusal_of
-from keywise.reindex.targets import drop_old, droppable_target, target_of
+from keywise.reindex.targets import drop_old, left_target, target_of
 
 PATIENCE_S = 600.0
 """How long a full run waits for a worker, and for lines of the gate that may hold after another pass."""
@@ -110,7 +110,7 @@ class FullRun:
         if run is not None and self._goes_on(run) and run.state is not RunState.STARTING:
             self._say(f"going on with reindex {run.generation}")
             return run
-        keeps_old, left = self._plan.keep > 1, droppable_target(controls)
+        keeps_old, left = self._plan.keep > 1, left_target(controls)
         plan = replace(self._plan.run, drops_old=bool(self._plan.run.into), keeps_old=keeps_old)
         started = await self._reindex.start(plan, self._say)
         if left is not None and plan.drops_old and not (keeps_old and controls.spare):

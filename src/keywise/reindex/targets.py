@@ -61,7 +61,7 @@ async def fault_of_name(pipeline: OpenPipeline, live: str) -> str:
     return "" if current == live else f"the name of the sink stands for {current}, and not for {live}"
 
 
-def droppable_target(controls: Controls) -> tuple[str, int] | None:
+def left_target(controls: Controls) -> tuple[str, int] | None:
     """Return the target that `drop` may delete, and the generation of its scope; None if there is none.
 
     It is the spare, or a cancelled run has left it.
@@ -103,7 +103,7 @@ async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, k
             await other.ledger.transfer.clear()
     if not keeps_target:
         await sink.drop_target(target)
-    while droppable_target(before := await store.controls()) == (target, generation):
+    while left_target(before := await store.controls()) == (target, generation):
         assert before.run is not None, "a run has filled it"
         dropped = replace(before.run, is_dropped=True)
         await store.replace_controls(before, replace(before, spare="", spare_generation=0, run=dropped))

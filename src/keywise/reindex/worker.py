@@ -43,7 +43,7 @@ LOOK_S = 1.0
 SHARDS_AT_ONCE = 2
 """How many shards one worker reads side by side: one is read while the rows of the other are written."""
 PAGE_ROWS, PAGE_ROWS_MIN, PAGE_ROWS_STEP = 250, 10, 25
-"""A page has so many rows at the most. Throttling of the origin halves it, and each page without throttling adds some.
+"""A page has so many rows at the most. The origin's throttling halves it, and each page without one adds some again.
 A worker that is killed has a page of each of its shards in hand, and all of these rows are read again."""
 SETTLE_S = 60.0
 """How long a page waits for its first row to end. After that the worker releases the shard, to read the page again."""

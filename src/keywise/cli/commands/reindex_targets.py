@@ -135,7 +135,7 @@ def rollback(
 
     async def act(admin: PipelineAdmin) -> tuple[RunReport | None, str]:
         reindex = reindex_admin(admin, options)
-        controls = await reindex.controls_with_spare()
+        controls = await reindex.returnable()
         confirm(
             f"Let {controls.spare} of {admin.pipeline.name} go live again, in place of {controls.target}?",
             yes=yes,
