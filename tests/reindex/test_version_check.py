@@ -152,14 +152,16 @@ def test_rows_that_would_all_be_dead_letters_are_refused(tmp_path: Path, rows: l
     run(story())
 
 
-def test_some_rows_that_cannot_be_read_stop_no_run_and_become_dead_letters(tmp_path: Path):
+@pytest.mark.parametrize("known", [[], KEYS], ids=["of new keys", "of keys in the ledger"])
+def test_some_rows_that_cannot_be_read_stop_no_run_and_become_dead_letters(tmp_path: Path, known: list[str]):
     origin = Catalogue(*(row(key, 1) for key in KEYS))
     origin.rows["k0"] = {"key": "k0"}
     works = Works(tmp_path, origin)
 
     async def story() -> None:
+        await works.handles(*(row(key, 1) for key in known))
         report = await works.runs()
         assert report.counts == {"read": 6, "applied": 5, "dead": 1}
-        assert bodies_of(works.ledger_file) == {key: row(key, 1) for key in KEYS[1:]}
+        assert bodies_of(works.ledger_file) == {key: row(key, 1) for key in known or KEYS[1:]}
 
     run(story())

@@ -75,7 +75,7 @@ def waiting_texts(name: str, report: RunReport) -> list[str]:
         return [held_text(name, report)]
     if run.state is RunState.STARTING and report.is_unattended:
         into = f" --into {run.into}" if run.is_beside else ""
-        return [f"its start was broken off; repeat it with keywise reindex start {name}{into}"]
+        return [f"its start was interrupted; repeat it with keywise reindex start {name}{into}"]
     if report.is_unattended:
         return [UNATTENDED]
     texts = [f"{_shard_text(one)}; see the log of the workers for the cause" for one in report.stalled]

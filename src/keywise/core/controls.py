@@ -33,7 +33,7 @@ class RunState(enum.StrEnum):
     """Its target is being created, and its shards are being written to the ledger; no worker reads them yet."""
     SCANNING = "scanning"
     SWEEPING = "sweeping"
-    """All shards are read. Postponed rows are written; in place, keys that the scan has not met are looked up too."""
+    """All shards are read. Postponed rows are written; in place, keys that the run has not written are looked up."""
     CATCHING_UP = "catching up"
     """The other target has all rows, and follows the live one until the swap."""
     COMPLETE = "complete"

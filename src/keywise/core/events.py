@@ -231,11 +231,11 @@ class TargetSwapped(Event, frozen=True, kw_only=True):
     before: str
     after: str
     seconds: float
-    """How long changes had to wait."""
+    """How long changes had to wait for the worker that has moved the name; the wait for one that died is not in it."""
 
 
 class SwapRefused(Event, frozen=True, kw_only=True):
-    """A swap that an operator wanted was refused; the run goes on catching up."""
+    """A swap that an operator requested was refused; the run goes on catching up."""
 
     generation: int
     cause: str

@@ -106,7 +106,10 @@ class CanBeEmpty(Protocol):
     """The ability of a sink to say whether it stores anything, so that a new table or index is noticed at start."""
 
     async def is_empty(self) -> bool:
-        """Return whether the sink stores no key at all. False if it cannot be reached now."""
+        """Return whether the sink stores no key at all; False if it cannot say.
+
+        Raises `UnavailableError` if it cannot be reached now.
+        """
 
 
 @runtime_checkable

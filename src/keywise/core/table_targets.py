@@ -1,10 +1,16 @@
 """The targets of a sink that is a table: their names, and the checks of a table that is to become one."""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
 import msgspec
 
 from keywise.core.errors import AdminError, SettingsError
 from keywise.core.statements import check_name
 from keywise.core.target import TargetNote
+
+C = TypeVar("C")
+"""A column, as the adapter compares it."""
 
 
 class FoundTable(msgspec.Struct, frozen=True):
@@ -51,6 +57,39 @@ def check_found(table: str, target: str, note: TargetNote, found: FoundTable) ->
         raise AdminError(
             f"table {target} does not fit: {found.difference}; a target has the same columns and types as {table}"
         )
+
+
+def label_is_taken(table: str, label: str) -> AdminError:
+    """Return the error for a table that has the name which the live one gets when another target goes live."""
+    return AdminError(
+        f"{table} becomes {label} when another target goes live, and there is such a table already; rename or drop it"
+    )
+
+
+def other_columns(table: str, target: str, difference: str) -> str:
+    """Describe that a target cannot go live, because it has other columns than the live table."""
+    return f"table {target} has other columns than {table}: {difference}"
+
+
+def column_difference(live: Mapping[str, C], found: Mapping[str, C], describe: Callable[[C, C], str]) -> str:
+    """Describe how the columns of a table differ from those of the live one, by name; empty if they are the same.
+
+    `describe` gets a column of the table and the live one that it differs from.
+    """
+    for name, column in live.items():
+        if name not in found:
+            return f"it has no column {name}"
+        if found[name] != column:
+            return f"its column {name} is {describe(found[name], column)}"
+    return next((f"it has a column {name} as well" for name in found if name not in live), "")
+
+
+def would_stay_behind(table: str, dependents: Sequence[str]) -> str:
+    """Describe that the name cannot move, because views, triggers or foreign keys would stay with the old table."""
+    return (
+        f"{', '.join(dependents)} would stay with the old table when the name {table} moves; drop that before, and "
+        "create it again after each swap"
+    )
 
 
 def make_it_yourself(table: str, target: str) -> str:

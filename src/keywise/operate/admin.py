@@ -158,7 +158,7 @@ class PipelineAdmin:
         controls = await self._check_move()
         if (run := controls.run_beside) is not None:
             raise AdminError(
-                f"reindex {run.generation} of pipeline {self.pipeline.name!r} fills {run.into!r} in the present era; "
+                f"reindex {run.generation} of pipeline {self.pipeline.name!r} fills {run.into!r} in the current era; "
                 f"{self._end_run}"
             )
         if not controls.is_paused:

@@ -29,7 +29,7 @@ class ReindexAdmin:
         self._audit_note = audit_note
 
     async def start(self, plan: RunPlan, report: Callable[[str], None] = lambda text: None) -> ReindexRun:
-        """Start a run; workers take part in it from then on. A start that was broken off is continued.
+        """Start a run; workers take part in it from then on. It goes on with a start that was interrupted.
 
         The same generation again is the same run: a script may repeat its start after a crash. `report` gets each step.
         """
@@ -164,7 +164,7 @@ class ReindexAdmin:
 
         run, is_new = await self._replace("swapped", wanted)
         if is_new:
-            await self._admin.record("swap wanted", detail=f"generation {run.generation}, to {run.into}")
+            await self._admin.record("swap requested", detail=f"generation {run.generation}, to {run.into}")
         return run
 
     async def rollback(self, pause_max_s: float | None = None) -> ReindexRun:
@@ -188,14 +188,8 @@ class ReindexAdmin:
         return back
 
     async def returnable(self) -> Controls:
-        """Return the controls, whose spare a rollback can go back to; raise `AdminError` if there is none now."""
-        controls = await self.pipeline.control_store.controls()
-        run = controls.run
-        if run is not None and run.is_active:
-            raise AdminError(
-                f"reindex {run.generation} of pipeline {self.pipeline.name!r} is {_state_of(run)}; end it first with "
-                f"keywise reindex cancel {self.pipeline.name}"
-            )
+        """Return controls with a spare, to which a rollback can go back; raise `AdminError` if there is none now."""
+        controls = await self._controls_without_run()
         if not controls.spare:
             raise AdminError(
                 f"pipeline {self.pipeline.name!r} has no target to go back to: nothing was swapped, or the old target "
@@ -208,20 +202,14 @@ class ReindexAdmin:
 
         With `keeps_target` the target stays in its store, and keywise can no longer go back to it.
         """
-        target, generation = await self.droppable()
+        target, generation = await self.target_to_drop()
         await drop_beside(self.pipeline, target, generation, keeps_target=keeps_target)
         await self._admin.record("target dropped", detail=f"{target}, kept in the store" if keeps_target else target)
         return target
 
-    async def droppable(self) -> tuple[str, int]:
+    async def target_to_drop(self) -> tuple[str, int]:
         """Return the target that `drop` deletes, and the generation of its scope; raise `AdminError` if it may not."""
-        controls = await self.pipeline.control_store.controls()
-        run = controls.run
-        if run is not None and run.is_active:
-            raise AdminError(
-                f"reindex {run.generation} of pipeline {self.pipeline.name!r} is {_state_of(run)} and needs the "
-                f"target; end it first with keywise reindex cancel {self.pipeline.name}"
-            )
+        controls = await self._controls_without_run()
         if controls.move is not None:
             raise AdminError("a swap is being called off; try again in some seconds")
         if (left := left_target(controls)) is None:
@@ -229,6 +217,17 @@ class ReindexAdmin:
                 f"pipeline {self.pipeline.name!r} has no target beside the live one, so nothing was dropped"
             )
         return left
+
+    async def _controls_without_run(self) -> Controls:
+        """Return the controls; raise `AdminError` if a run is going on, which needs both targets."""
+        controls = await self.pipeline.control_store.controls()
+        run = controls.run
+        if run is not None and run.is_active:
+            raise AdminError(
+                f"reindex {run.generation} of pipeline {self.pipeline.name!r} is {_state_of(run)}; end it first with "
+                f"keywise reindex cancel {self.pipeline.name}"
+            )
+        return controls
 
     async def _catching_up(self) -> ReindexRun:
         """Return the run that catches up; raise `AdminError` if there is none, or its target has not all rows yet."""

@@ -32,9 +32,12 @@ from keywise.reindex.target_writer import TargetWriter
 REST_S, REST_MAX_S = 0.5, 60.0
 """The shortest and the longest rest between two passes; in between, it is twice as long as the last pass took."""
 SWAP_REST_S = 0.2
-"""The rest between two passes while a swap is wanted."""
+"""The rest between two passes while a swap is requested."""
 TRIES_MAX = 10
-"""How often a swap is tried before it is refused. Between two tries, suspect keys are repaired."""
+"""How often a swap is tried before it is refused; a pass after which the gate does not allow it yet is a try too.
+
+Between two tries, the worker repairs suspect keys of the other target.
+"""
 SUSPECTS_AT_ONCE = 100
 """How many suspect keys are repaired after one pass."""
 
@@ -129,7 +132,7 @@ class BesideWork:
         assert report is not None, "a run that was started stays in the controls"
         gate = Gate(self._pipeline, self._target, self._origin)
         lines = failing(await gate.lines(report))
-        refused, may_pass = tuple(line.text for line in lines), all(line.is_passing for line in lines)
+        refused, is_transient = tuple(line.text for line in lines), all(line.is_transient for line in lines)
         if not lines:
             if not (cause := await swap.run(run)):
                 return True
@@ -137,12 +140,12 @@ class BesideWork:
         self._tries += 1
         self._progress = replace(self._progress, refused=refused)
         await self._keep(claim)
-        if not may_pass or self._tries >= TRIES_MAX:
+        if not is_transient or self._tries >= TRIES_MAX:
             await self._refuse(run, refused[0])
         return False
 
     async def _refuse(self, run: ReindexRun, cause: str) -> None:
-        """Take the operator's wish to swap back; the run goes on catching up."""
+        """Withdraw the operator's request for a swap; the run goes on catching up."""
         self._tries = 0
         if await replace_run(self._pipeline, run, replace(run, swaps=False)):
             name = self._pipeline.name

@@ -12,7 +12,7 @@ from keywise.reindex.gap import UNKNOWN_KEY, Gap, KeyState, gap_of, state_of
 from keywise.reindex.shards import entries_of
 
 DIFFERENT_MAX = 20_000
-"""Fewer keys at which the targets differ are read at once. With more of them, all entries are read, in pages."""
+"""The ledger compares the targets itself if they differ at fewer keys. Otherwise the worker reads all entries."""
 NAMED_MAX = 5
 """How many keys are named at most."""
 
@@ -29,7 +29,7 @@ class KeyGap(msgspec.Struct, frozen=True):
 class Comparison:
     """One comparison of all keys.
 
-    The ledger does it where it can. Otherwise all entries are read, and the marks of one target are kept in memory
+    The ledger does it where it can. Otherwise the worker reads all entries, and keeps the marks of one target in memory
     meanwhile: about 200 bytes a key.
     """
 

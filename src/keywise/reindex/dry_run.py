@@ -20,11 +20,10 @@ from keywise.reindex.admin import needs_origin, next_generation
 from keywise.reindex.plan import RunPlan, check_page
 from keywise.reindex.rows import RowReader, row_deliveries
 from keywise.reindex.shards import READ, ShardProgress, entries_of, rows_expected
-from keywise.reindex.sweep import delete_limit
+from keywise.reindex.sweep import FETCH_KEYS, delete_limit
 from keywise.reindex.version_check import check_rows, check_versions
 
 PAGE_ROWS = 500
-FETCH_KEYS = 100
 INSPECTED_AT_ONCE = 16
 """How many keys are looked up in the ledger at the same time."""
 APPLY, MALFORMED = "apply", "malformed"

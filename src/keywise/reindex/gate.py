@@ -35,7 +35,7 @@ class GateLine(msgspec.Struct, frozen=True):
     is_ok: bool = True
     advice: str = ""
     """What to do if it does not hold."""
-    is_passing: bool = False
+    is_transient: bool = False
     """If it does not hold: whether it may hold after another pass, without an operator."""
 
     @property
@@ -61,7 +61,7 @@ class GateResult(msgspec.Struct, frozen=True):
     @property
     def is_refused(self) -> bool:
         """Whether a line fails that only an operator can make hold."""
-        return any(not line.is_passing for line in self.failing)
+        return any(not line.is_transient for line in self.failing)
 
 
 class Gate:
@@ -91,7 +91,7 @@ class Gate:
             )
         )
         lines += await self._content(run, await sink.count(run.into))
-        lines.append(GateLine("target", faults[0] if faults else "ready", not faults, is_passing=True))
+        lines.append(GateLine("target", faults[0] if faults else "ready", not faults, is_transient=True))
         return lines
 
     def _passes(self, report: RunReport) -> list[GateLine]:
@@ -100,14 +100,14 @@ class Gate:
         resume = f"keywise reindex resume {self._live.name} --delete-max {report.gone}"
         failed = "; ".join(f"{key!r}: {cause}" for key, cause in last.failed.items())
         return [
-            _line("passes", f"{last.passes:,}", last.passes > 0, "the first one is under way", is_passing=True),
+            _line("passes", f"{last.passes:,}", last.passes > 0, "the first one is under way", is_transient=True),
             _line(
                 "lagging",
                 _keys(last.stuck, last.stuck_keys),
                 not last.stuck,
                 "the origin has had older rows than the live target, or none, for longer than the horizon; the swap "
                 "waits until it has caught up",
-                is_passing=True,
+                is_transient=True,
             ),
             _line(
                 "gone",
@@ -120,14 +120,14 @@ class Gate:
                 _keys(last.unwritten) + (f" ({failed})" if failed else ""),
                 last.unwritten <= run.accept_dead,
                 f"remove the cause, or swap without them with --accept-dead {last.unwritten}",
-                is_passing=True,
+                is_transient=True,
             ),
             _line(
                 "pause",
                 f"about {pause_s:.1f} s",
                 pause_s <= run.pause_max_s,
                 f"changes may wait {run.pause_max_s:g} s; allow more with --pause-max",
-                is_passing=True,
+                is_transient=True,
             ),
         ]
 
@@ -142,7 +142,7 @@ class Gate:
                 _keys(suspects, named[:NAMED_MAX]),
                 not suspects,
                 "workers repair them after the horizon",
-                is_passing=True,
+                is_transient=True,
             ),
             _line(
                 "resync",
@@ -251,12 +251,12 @@ def _rows_of(report: RunReport, dead_examples: str) -> list[GateLine]:
             dead <= run.accept_dead,
             f"correct their rows and build the target again, or swap without them with --accept-dead {dead}",
         ),
-        _line(POSTPONED, _count(report.postponed, "row"), not report.postponed, is_passing=True),
+        _line(POSTPONED, _count(report.postponed, "row"), not report.postponed, is_transient=True),
     ]
 
 
-def _line(name: str, value: str, is_ok: bool, advice: str = "", *, is_passing: bool = False) -> GateLine:
-    return GateLine(name, value, is_ok, "" if is_ok else advice, is_passing)
+def _line(name: str, value: str, is_ok: bool, advice: str = "", *, is_transient: bool = False) -> GateLine:
+    return GateLine(name, value, is_ok, "" if is_ok else advice, is_transient)
 
 
 def _count(number: int, noun: str) -> str:

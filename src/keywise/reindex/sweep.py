@@ -1,6 +1,6 @@
 """The sweep: the stage after the scan, in which one worker writes postponed rows and looks up what the scan has missed.
 
-In place it looks up every key that the scan has not met. A row that was inserted where the scan had already been is
+In place it looks up every key that the run has not written. A row that was inserted behind the cursor of the scan is
 written. A key that the origin does not have any more is deleted, if the origin says so twice and nothing has happened
 to the key in between.
 """
@@ -106,12 +106,12 @@ class Sweep:
         }
         is_whole = await self._look_up(dict.fromkeys(postponed.values()))
         if self._run.is_partial or self._run.is_beside:
-            # The scan of a partial run has not met most keys, which says nothing about them. Beside the live target,
+            # The scan of a partial run has not read most keys, which says nothing about them. Beside the live target,
             # the passes that follow find them.
             if is_whole:
                 await self._end_postponed(postponed)
             return is_whole
-        async with aclosing(self._unmet()) as pages:
+        async with aclosing(self._unwritten()) as pages:
             async for page in pages:
                 if is_over() or not await self._advance(claim):
                     return False
@@ -127,7 +127,7 @@ class Sweep:
         progress = SweepProgress(self._steps, dict(+self._counts), gone)
         return await self._shards.advance(claim, progress.position) is not None
 
-    async def _unmet(self) -> AsyncGenerator[dict[str, Order | None], None]:
+    async def _unwritten(self) -> AsyncGenerator[dict[str, Order | None], None]:
         """Yield pages of keys that have a row, by the ledger, and that this run has not written, with their marks."""
         ledger = self._pipeline.ledger
         assert isinstance(ledger, TransferableLedger), "a run starts only on a ledger that can list its entries"
@@ -135,7 +135,7 @@ class Sweep:
         async with aclosing(entries_of(ledger)) as entries:
             async for key, entry in entries:
                 self._keys += entry.mark is not None and not entry.deleted
-                if _is_unmet(entry, self._run.generation):
+                if _is_unwritten(entry, self._run.generation):
                     page[key] = entry.mark
                 if len(page) == FETCH_KEYS:
                     yield page
@@ -263,7 +263,7 @@ def delete_limit(delete_max: int | None, keys: int) -> int:
     return min(DELETE_MAX, int(keys * DELETE_SHARE)) if delete_max is None else delete_max
 
 
-def _is_unmet(entry: Entry, generation: int) -> bool:
+def _is_unwritten(entry: Entry, generation: int) -> bool:
     """Whether a key has a row in the sink that this run has not written: its mark is below the run's generation."""
     mark = entry.mark
     return mark is not None and not entry.deleted and not is_unversioned(mark) and mark[2] < generation

@@ -75,7 +75,7 @@ def left_target(controls: Controls) -> tuple[str, int] | None:
 
 
 async def create_beside(pipeline: OpenPipeline, run: ReindexRun, definition: bytes | None) -> None:
-    """Create the target of a run, in the present era of the pipeline. It may be repeated after a crash."""
+    """Create the target of a run, in the current era of the pipeline. It may be repeated after a crash."""
     sink = needs_targets(pipeline)
     controls = await pipeline.control_store.controls()
     await sink.create_target(run.into, TargetNote(pipeline.name, run.generation), controls.target_epoch, definition)

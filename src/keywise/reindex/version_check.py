@@ -5,7 +5,7 @@ could make every later live change stale. Rows that cannot be read as messages w
 """
 
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from keywise.core.change import Order, is_unversioned
 from keywise.core.controls import ReindexRun
@@ -15,6 +15,7 @@ from keywise.core.origin import Origin
 from keywise.flow.pipeline import OpenPipeline
 from keywise.reindex.rows import UNVERSIONED, RowReader, row_deliveries
 from keywise.reindex.shards import ShardProgress, entries_of
+from keywise.reindex.sweep import FETCH_KEYS
 
 SAMPLE_ROWS = 50
 """How many rows of the first shard are read as messages."""
@@ -26,7 +27,6 @@ QUIET_S = 60.0
 EQUAL_SHARE = 0.5
 """At least this share of the compared keys has to have the same version on both sides."""
 EXAMPLES = 3
-FETCH_KEYS = 100
 
 
 async def check_rows(pipeline: OpenPipeline, origin: Origin, first: ShardProgress) -> None:
@@ -96,19 +96,13 @@ async def _quiet_marks(pipeline: OpenPipeline) -> dict[str, Order]:
 
 
 async def _versions(pipeline: OpenPipeline, origin: Origin, keys: list[str]) -> dict[str, int]:
-    """Return the versions that the rows of these keys have in the origin."""
+    """Return the versions that the rows of these keys have in the origin; a row that cannot be read is left out."""
     versions: dict[str, int] = {}
     for start in range(0, len(keys), FETCH_KEYS):
         rows = await origin.fetch(keys[start : start + FETCH_KEYS])
-        for key, row in rows.items():
-            try:
+        for row in rows.values():
+            with suppress(MalformedError):  # The run makes it a dead letter.
                 change = pipeline.reader.read_one(row)
-            except MalformedError as error:
-                raise AdminError(f"the row of {key!r} cannot be read as a message: {error}") from error
-            if change.version is None:
-                raise AdminError(
-                    f"the row of {key!r} has no version, and only versioned rows can be reindexed; name the field that "
-                    "has it with version= of the pipeline"
-                )
-            versions[change.key] = change.version
+                if change.version is not None:
+                    versions[change.key] = change.version
     return versions

@@ -46,7 +46,7 @@ PAGE_ROWS, PAGE_ROWS_MIN, PAGE_ROWS_STEP = 250, 10, 25
 """A page has so many rows at the most. The origin's throttling halves it, and each page without one adds some again.
 A worker that is killed has a page of each of its shards in hand, and all of these rows are read again."""
 SETTLE_S = 60.0
-"""How long a page waits for its first row to end. After that its shard gives way, and goes on there later."""
+"""How long a page waits for its first row to end. After that the worker releases the shard, to read the page again."""
 QUIET_S = 5.0
 """How long a page waits for the next row to end. After that the rest of its rows are postponed to the sweep."""
 
@@ -285,7 +285,7 @@ class ReindexWorker:
         return self._stop.is_set() or self._pipeline.controls.run != run
 
     def _has_left(self, run: ReindexRun) -> bool:
-        """Whether a run does not catch up any more. What the operator wishes of it may change meanwhile."""
+        """Whether a run does not catch up any more. The operator's request for a swap may change meanwhile."""
         now = self._pipeline.controls.run
         has_moved = now is None or (now.generation, now.state, now.into) != (run.generation, run.state, run.into)
         return self._stop.is_set() or has_moved or now.is_paused  # type: ignore[union-attr]

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, Self, runtime_checkable
 
 from keywise.core.bodies import encoded
-from keywise.core.errors import KeywiseError, SettingsError, UnavailableError
+from keywise.core.errors import OriginError, SettingsError, UnavailableError
 from keywise.core.origin import CURSOR_MAX_BYTES, Page, Shard
 
 THREADS = 4
@@ -66,7 +66,7 @@ class FunctionOrigin:
         shards: list[Shard] = list(await self._call(self._user_origin.shards, size))
         names = {shard.name for shard in shards}
         if len(names) < len(shards):
-            raise KeywiseError("shards() returned two shards of the same name; give each a name of its own")
+            raise OriginError("shards() returned two shards of the same name; give each a name of its own")
         for shard in shards:
             _check_length(f"shards() returned bounds of shard {shard.name!r}", shard.bounds)
         return shards
@@ -74,7 +74,7 @@ class FunctionOrigin:
     async def scan(self, shard: Shard, after: str, limit: int) -> Page:
         page: Page = await self._call(self._user_origin.scan, shard, after, limit)
         if not page.after:
-            raise KeywiseError("scan() returned an empty cursor, which is before the first row; return another text")
+            raise OriginError("scan() returned an empty cursor, which is before the first row; return another text")
         _check_length("scan() returned a cursor", page.after)
         return Page([encoded(row) for row in page.rows], page.after, page.is_last)
 
@@ -95,4 +95,4 @@ class FunctionOrigin:
 
 def _check_length(what: str, text: str) -> None:
     if len(text.encode()) > CURSOR_MAX_BYTES:
-        raise KeywiseError(f"{what} with more than {CURSOR_MAX_BYTES} bytes; return a shorter text")
+        raise OriginError(f"{what} with more than {CURSOR_MAX_BYTES} bytes; return a shorter text")

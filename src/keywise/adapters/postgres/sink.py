@@ -121,7 +121,7 @@ class PostgresSink:
                     await self._find_target(connection)
                 else:
                     self._compose(await created_columns(connection, self._table, self._creation()))
-                # With nothing to write they tell whether the table has these columns and this key.
+                # With nothing to write they show whether the table has these columns and this key.
                 await connection.execute(self._upsert, *self._arguments(()))
                 await connection.execute(self._delete, [])
                 await connection.fetch(self._select, [])

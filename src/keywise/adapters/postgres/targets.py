@@ -22,8 +22,12 @@ from keywise.core.table_targets import (
     check_definition,
     check_found,
     check_label,
+    column_difference,
     first_label,
+    label_is_taken,
     make_it_yourself,
+    other_columns,
+    would_stay_behind,
 )
 from keywise.core.target import TargetNote
 
@@ -106,10 +110,7 @@ class PostgresTargets:
             label = await self._label(connection, live)
             await self._check_not_live(connection, target, live, label)
             if await self._found(connection, live.beside(label)) is not None:
-                raise AdminError(
-                    f"{self._name} becomes {label} when another target goes live, and there is such a table already; "
-                    "rename or drop it"
-                )
+                raise label_is_taken(self._name, label)
             found = await self._found(connection, live.beside(target))
             if found is None:
                 await connection.execute(_SQL["forget"], live.key, target)
@@ -134,13 +135,13 @@ class PostgresTargets:
                 await connection.execute(f"analyze {live.beside(target)}")
             faults = [f"table {target}: {found.obstacle}"] if found.obstacle else []
             if difference := await self._difference(connection, live, found):
-                faults.append(f"table {target} has other columns than {self._name}: {difference}")
+                faults.append(other_columns(self._name, target, difference))
             faults += [
                 f"{role} may {privilege} on {self._name}, and not on {target}; grant it"
                 for role, privilege in await connection.fetch(_SQL["missing_grants"], live.oid, found.oid)
             ]
             if dependents := await self._dependents(connection, live):
-                faults.append(_stay_behind(self._name, dependents))
+                faults.append(would_stay_behind(self._name, dependents))
             return faults
 
     async def count(self, target: str) -> int:
@@ -186,7 +187,7 @@ class PostgresTargets:
             if found.obstacle:
                 raise AdminError(f"table {after}: {found.obstacle}")
             if difference := await self._difference(connection, live, found):
-                raise AdminError(f"table {after} has other columns than {self._name}: {difference}")
+                raise AdminError(other_columns(self._name, after, difference))
             await self._check_dependents(connection, live, after)
             await connection.execute(f"alter table {live.beside(live.name)} rename to {quoted(before)}")
             await connection.execute(f"alter table {live.beside(after)} rename to {_quoted_any(live.name)}")
@@ -259,12 +260,9 @@ class PostgresTargets:
     async def _difference(self, connection: Any, live: _Table, found: _Table) -> str:
         """Describe how the columns of a table differ from those of the live one; empty if they are the same."""
         mine, theirs = [columns_of(await connection.fetch(COLUMNS, live.beside(table.name))) for table in (live, found)]
-        for name, column in mine.items():
-            if name not in theirs:
-                return f"it has no column {name}"
-            if theirs[name] != column:
-                return f"its column {name} is {theirs[name].type}, and not {column.type} with the same collation"
-        return next((f"it has a column {name} as well" for name in theirs if name not in mine), "")
+        return column_difference(
+            mine, theirs, lambda one, wanted: f"{one.type}, and not {wanted.type} with the same collation"
+        )
 
     async def _dependents(self, connection: Any, live: _Table) -> list[str]:
         return [name for (name,) in await connection.fetch(_SQL["dependents"], live.oid)]
@@ -272,8 +270,8 @@ class PostgresTargets:
     async def _check_dependents(self, connection: Any, live: _Table, target: str) -> None:
         if dependents := await self._dependents(connection, live):
             if any(target in one for one in dependents):
-                raise AdminError(f"{_stay_behind(self._name, dependents)}; {make_it_yourself(self._name, target)}")
-            raise AdminError(_stay_behind(self._name, dependents))
+                raise AdminError(f"{would_stay_behind(self._name, dependents)}; {make_it_yourself(self._name, target)}")
+            raise AdminError(would_stay_behind(self._name, dependents))
 
     @asynccontextmanager
     async def _transaction(self, limit_s: float = SLOW_S, *, locks: bool = False) -> AsyncIterator[Any]:
@@ -283,13 +281,6 @@ class PostgresTargets:
             if locks:
                 await connection.execute(f"select pg_advisory_xact_lock({LOCKS}, 0)")
             yield connection
-
-
-def _stay_behind(table: str, dependents: list[str]) -> str:
-    return (
-        f"{', '.join(dependents)} would stay with the old table when the name {table} moves; drop that before, and "
-        "create it again after each swap"
-    )
 
 
 def _quoted_any(name: str) -> str:

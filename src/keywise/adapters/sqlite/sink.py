@@ -108,7 +108,7 @@ class SqliteSink:
         if folds_texts(connection, self._target or self._table.name, self._table.key):
             raise self._table.misfit(f"keys that differ can be equal in its column {self._table.key}; make it text")
         try:
-            # Compiling them tells whether a table that was there before has these columns and this key.
+            # Compiling them shows whether a table that was there before has these columns and this key.
             connection.execute(f"explain {self._upsert}", (None,) * (2 + max(1, len(self._columns))))
             connection.execute(f"explain {self._delete}", (None,))
         except sqlite3.OperationalError as error:

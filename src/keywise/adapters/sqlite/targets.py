@@ -20,8 +20,12 @@ from keywise.core.table_targets import (
     check_definition,
     check_found,
     check_label,
+    column_difference,
     first_label,
+    label_is_taken,
     make_it_yourself,
+    other_columns,
+    would_stay_behind,
 )
 from keywise.core.target import TargetNote
 
@@ -64,10 +68,7 @@ class SqliteTargets:
         def act(connection: sqlite3.Connection) -> None:
             label = self._check_not_live(connection, target)
             if _found(connection, label) is not None:
-                raise AdminError(
-                    f"{self._name} becomes {label} when another target goes live, and there is such a table already; "
-                    "rename or drop it"
-                )
+                raise label_is_taken(self._name, label)
             self._check_mentions(connection, label)
             if _found(connection, target) is None:
                 connection.execute(_SQL["forget"], (self._name, target))
@@ -91,10 +92,10 @@ class SqliteTargets:
                 return [f"there is no table {target}"]
             faults = []
             if difference := self._difference(connection, target):
-                faults.append(f"table {target} has other columns than {self._name}: {difference}")
+                faults.append(other_columns(self._name, target, difference))
             with _undone(connection):
                 if mentions := _renamed(connection, self._name, label):
-                    faults.append(_stay_behind(self._name, mentions))
+                    faults.append(would_stay_behind(self._name, mentions))
             return faults
 
         return await self._write(act)
@@ -137,7 +138,7 @@ class SqliteTargets:
             if _found(connection, after) is None:
                 raise AdminError(f"there is no table {after}")
             if difference := self._difference(connection, after):
-                raise AdminError(f"table {after} has other columns than {self._name}: {difference}")
+                raise AdminError(other_columns(self._name, after, difference))
             self._check_mentions(connection, before)
             _renamed(connection, self._name, before)
             _renamed(connection, after, self._name)
@@ -174,19 +175,16 @@ class SqliteTargets:
     def _difference(self, connection: sqlite3.Connection, target: str) -> str:
         """Describe how the columns of a table differ from those of the live one; empty if they are the same."""
         mine, theirs = [_columns(connection, table) for table in (self._name, target)]
-        for name, kind in mine.items():
-            if name not in theirs:
-                return f"it has no column {name}"
-            if theirs[name] != kind:
-                return f"its column {name} is {theirs[name][0] or 'without a type'}, and not {kind[0] or 'without one'}"
-        return next((f"it has a column {name} as well" for name in theirs if name not in mine), "")
+        return column_difference(
+            mine, theirs, lambda one, wanted: f"{one[0] or 'without a type'}, and not {wanted[0] or 'without one'}"
+        )
 
     def _check_mentions(self, connection: sqlite3.Connection, label: str) -> None:
         """Raise `AdminError` if a rename rewrites more than the live table's own parts; only a rename shows that."""
         with _undone(connection):
             mentions = _renamed(connection, self._name, label)
         if mentions:
-            raise AdminError(_stay_behind(self._name, mentions))
+            raise AdminError(would_stay_behind(self._name, mentions))
 
     def _create_like(self, connection: sqlite3.Connection, target: str, label: str) -> None:
         """Create a table like the live one.
@@ -278,13 +276,6 @@ def _unquoted(name: str) -> str:
     if quote == "[":
         return name[1:-1]
     return name[1:-1].replace(2 * quote, quote) if quote in "\"'`" else name
-
-
-def _stay_behind(table: str, mentions: list[str]) -> str:
-    return (
-        f"{', '.join(mentions)} would stay with the old table when the name {table} moves; drop that before, and "
-        "create it again after each swap"
-    )
 
 
 _INDEX = re.compile(

@@ -80,6 +80,28 @@ class StartOptions:
         False
     )
 
+    def plan(self) -> RunPlan:
+        """Return the plan; exit with status 2 if options do not fit together."""
+        if self.mapping is not None and not self.into:
+            refuse("--mapping defines the target of --into; name both")
+        if self.dry_run and self.into:
+            refuse("--dry-run counts what a run in place would do, and a new target gets every row; leave out --into")
+        if self.where and (self.ids is not None or self.limit is not None):
+            refuse("--where chooses rows by itself; leave out --ids and --limit")
+        return RunPlan(
+            into=self.into,
+            definition=read_definition(self.mapping),
+            generation=self.to,
+            shard_rows=self.shard_rows,
+            keys=_read_keys(self.ids) if self.ids is not None else None,
+            limit=self.limit,
+            where=self.where,
+            also_removed=self.also_removed,
+            delete_max=self.delete_max,
+            is_checked=not self.unchecked,
+            notify=self.notify,
+        )
+
 
 @app.command()
 @grouped
@@ -87,8 +109,8 @@ def start(pipeline: PipelineArgument, *, chosen: StartOptions, options: ActOptio
     """Write every row of the origin again, at a new generation, while live changes flow.
 
     Workers (keywise run) read the rows in shards and hand them to the pipeline. A newer live change wins over a row,
-    and a deleted key stays deleted. After the scan, the run looks up every key that it has not met, and deletes those
-    that are gone from the origin.
+    and a deleted key stays deleted. After the scan, the run looks up every key that it has not written, and deletes
+    those that are gone from the origin.
 
     With --into, the rows go to a new index or table beside the live one, which then follows the live changes. It
     becomes the live one with keywise reindex swap.
@@ -102,26 +124,7 @@ def start(pipeline: PipelineArgument, *, chosen: StartOptions, options: ActOptio
       keywise reindex start search --into 'pages-{generation}' --mapping pages.json --app shop:app
       keywise reindex start search --notify 'https://ops:${TOKEN}@example.com/reindexed' --app shop:app
     """
-    if chosen.mapping is not None and not chosen.into:
-        refuse("--mapping defines the target of --into; name both")
-    if chosen.dry_run and chosen.into:
-        refuse("--dry-run counts what a run in place would do, and a new target gets every row; leave out --into")
-    if chosen.where and (chosen.ids is not None or chosen.limit is not None):
-        refuse("--where chooses rows by itself; leave out --ids and --limit")
-    plan = RunPlan(
-        into=chosen.into,
-        definition=read_definition(chosen.mapping),
-        generation=chosen.to,
-        shard_rows=chosen.shard_rows,
-        keys=_read_keys(chosen.ids) if chosen.ids is not None else None,
-        limit=chosen.limit,
-        where=chosen.where,
-        also_removed=chosen.also_removed,
-        delete_max=chosen.delete_max,
-        is_checked=not chosen.unchecked,
-        notify=chosen.notify,
-    )
-
+    plan = chosen.plan()
     if chosen.dry_run:
         name, counted = perform_on(pipeline, options, lambda admin: _dry_run(admin, plan))
         _print_dry_run(name, counted, json=options.json)

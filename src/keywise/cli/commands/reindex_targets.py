@@ -101,7 +101,7 @@ def swap(
             return gate, ""
         run = gate.run
         confirm(
-            f"Let {admin.pipeline.name} stand for {run.into} instead of {run.live}? Changes wait for up to "
+            f"Let {run.into} of {admin.pipeline.name} go live in place of {run.live}? Changes wait for up to "
             f"{duration(run.pause_max_s)}.",
             yes=yes,
         )
@@ -137,7 +137,7 @@ def rollback(
         reindex = reindex_admin(admin, options)
         controls = await reindex.returnable()
         confirm(
-            f"Let {admin.pipeline.name} stand for {controls.spare} again, instead of {controls.target}?",
+            f"Let {controls.spare} of {admin.pipeline.name} go live again, in place of {controls.target}?",
             yes=yes,
         )
         run = await reindex.rollback(pause_s)
@@ -169,7 +169,7 @@ def drop(
 
     async def act(admin: PipelineAdmin) -> str:
         reindex = reindex_admin(admin, options)
-        target, _ = await reindex.droppable()
+        target, _ = await reindex.target_to_drop()
         confirm(f"{'Forget' if keep_target else 'Delete'} {target}? There is no way back to it then.", yes=yes)
         return await reindex.drop(keeps_target=keep_target)
 
@@ -341,7 +341,7 @@ def _refuse_by_gate(name: str, gate: GateResult, *, json: bool) -> NoReturn:
 
 
 def _holds(line: GateLine) -> str:
-    return "yes" if line.is_ok else "not yet" if line.is_passing else "no"
+    return "yes" if line.is_ok else "not yet" if line.is_transient else "no"
 
 
 def _sample_keys(text: str) -> int:

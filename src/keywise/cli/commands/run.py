@@ -167,7 +167,7 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View, empty: as
             with suppress(UnavailableError):
                 # A message that is being processed or retried is not acked, so it counts.
                 backlogs = [await backlog_of(source) for source in sources]
-                if not any(one.seen for one in backlogs) and not await _has_rows_to_read(opened):
+                if not any(one.seen for one in backlogs) and not await _has_reindex_work(opened):
                     _warn_of_unknown_depth(backlogs, warned)
                     if not any(one.unsure_s for one in backlogs):
                         empty.set()
@@ -180,7 +180,7 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View, empty: as
             wait_s = max(LOOK_S, 10 * (time.monotonic() - looked_at))
 
 
-async def _has_rows_to_read(pipelines: Sequence[OpenPipeline]) -> bool:
+async def _has_reindex_work(pipelines: Sequence[OpenPipeline]) -> bool:
     """Whether a reindex goes on that needs no operator, or its notice is still to be sent."""
     for pipeline in pipelines:
         run = (await pipeline.control_store.controls()).run
