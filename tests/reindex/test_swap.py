@@ -11,6 +11,7 @@ from keywise.core.controls import RunState
 from keywise.core.entry import LeaseTerms, RefusalReason
 from keywise.core.errors import AdminError
 from keywise.core.events import SwapRefused, TargetSwapped
+from keywise.reindex.plan import RunPlan
 from reindex.catalogue import Catalogue, run_of
 from running import run
 from servers import shared
@@ -46,6 +47,34 @@ def test_a_target_built_beside_takes_the_place_of_the_live_one(catalogue):
     assert (run_of(controls).state, controls.target, controls.move) == (RunState.COMPLETE, "pages_1", None)
     assert content == dict(sorted({**ROWS, "k1": 2, "k3": 3}.items() - {("k2", 1)}))
     assert len([one for one in catalogue.events if isinstance(one, TargetSwapped)]) == 1
+
+
+def test_a_start_whose_target_is_refused_leaves_no_run_behind(catalogue):
+    """Otherwise every later start would be refused, because one that was broken off has to be repeated first."""
+
+    async def story():
+        async with catalogue.working():
+            refused = []
+            for into in ("pages", "pages-{generation}"):
+                with pytest.raises(AdminError) as caught:
+                    await catalogue.build(into)
+                refused.append(str(caught.value))
+            async with catalogue.acting() as admin:
+                store = admin.pipeline.control_store
+                first = (await store.controls()).run
+                await catalogue.build("pages_{generation}")
+                await catalogue.swap()
+                await admin.drop()
+                before = (await store.controls()).run
+                with pytest.raises(AdminError, match="is the live target"):
+                    await admin.start(RunPlan(into="pages"))
+                return refused, first, before, (await store.controls()).run
+
+    refused, first, before, after = run(story())
+    assert ["is the live target" in refused[0], "cannot be the name" in refused[1]] == [True, True]
+    assert first is None
+    assert before is not None
+    assert (before.state, after) == (RunState.COMPLETE, before)
 
 
 def test_a_rollback_loses_nothing_that_was_written_since_the_swap(catalogue):

@@ -101,7 +101,7 @@ def print_traceback(title: str, traceback: str) -> None:
 def print_json(value: Any, *, moments: Collection[str] = ()) -> None:
     """Print one JSON document on stdout. It is ASCII, so any terminal and any encoding can show it.
 
-    `moments` names the fields that hold times in seconds; they are printed as ISO 8601 text.
+    `moments` names the fields that hold times in seconds; they are printed as ISO 8601 text, and 0 as null.
     """
     print(json.dumps(_with_iso_moments(msgspec.to_builtins(value), moments), indent=2))
 
@@ -164,7 +164,10 @@ def _with_iso_moments(document: Any, names: Collection[str]) -> Any:
         return [_with_iso_moments(one, names) for one in document]
     if not isinstance(document, dict):
         return document
-    return {name: iso(value) if name in names else _with_iso_moments(value, names) for name, value in document.items()}
+    return {
+        name: iso(value or None) if name in names else _with_iso_moments(value, names)
+        for name, value in document.items()
+    }
 
 
 def duration(span_s: float) -> str:

@@ -54,7 +54,13 @@ class ReindexAdmin:
         run = await self._begin(before, plan, live)
         if run.is_beside:
             report(f"creating {run.into}")
-            await create_beside(self.pipeline, run, plan.definition)
+            try:
+                await create_beside(self.pipeline, run, plan.definition)
+            except AdminError:
+                # A target that is refused now is refused by every repetition, so this start leaves no run behind.
+                if run is not before:
+                    await replace_run(self.pipeline, run, before)
+                raise
         await self._shards.write(shards, run.generation)
         scanning = replace(run, state=RunState.SCANNING, shards=len(shards))
         if not await replace_run(self.pipeline, run, scanning):

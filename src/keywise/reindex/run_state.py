@@ -15,15 +15,16 @@ async def move_run(pipeline: OpenPipeline, run: ReindexRun, state: RunState) -> 
     return await replace_run(pipeline, run, replace(run, state=state, ended_at=ended_at))
 
 
-async def replace_run(pipeline: OpenPipeline, before: ReindexRun | None, after: ReindexRun) -> bool:
-    """Store a run in place of `before`; return False if the stored run is another one by now."""
+async def replace_run(pipeline: OpenPipeline, before: ReindexRun | None, after: ReindexRun | None) -> bool:
+    """Store a run, or none, in place of `before`; return False if the stored run is another one by now."""
     while True:
         controls = await pipeline.retry_until_reachable(LEDGER, pipeline.control_store.controls)
         if controls.run == after:
             return True  # The answer to an earlier call was lost.
         if controls.run != before:
             return False
-        changed = replace(controls, run=after, generation=max(controls.generation, after.generation))
+        reached = controls.generation if after is None else max(controls.generation, after.generation)
+        changed = replace(controls, run=after, generation=reached)
         if await pipeline.retry_until_reachable(
             LEDGER, partial(pipeline.control_store.replace_controls, controls, changed)
         ):

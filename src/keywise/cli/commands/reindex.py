@@ -1,6 +1,7 @@
 """`keywise reindex`: reads every row of the origin again while live changes flow, and writes each where it belongs."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,18 +52,18 @@ class StartOptions:
     """Which rows are read, and where they are written."""
 
     into: Annotated[
-        str,
+        str | None,
         typer.Option("--into", metavar="NAME", help="Fill this target beside the live one; {generation} is the run's."),
-    ] = ""
+    ] = None
     mapping: Annotated[
         str | None, typer.Option("--mapping", metavar="FILE", help="The definition of that target, such as a mapping.")
     ] = None
     to: Annotated[int | None, typer.Option(metavar="N", min=1, help="The generation; else the next one.")] = None
     ids: Annotated[str | None, typer.Option(metavar="FILE", help="Only these keys, one a line; - is stdin.")] = None
     where: Annotated[
-        str,
+        str | None,
         typer.Option(metavar="CONDITION", help="Only rows of which this holds, as in the where of the origin's SQL."),
-    ] = ""
+    ] = None
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Read at most so many rows.")] = None
     shard_rows: Annotated[int, typer.Option(metavar="N", min=1, help="About how many rows a shard has.")] = SHARD_ROWS
     also_removed: Annotated[
@@ -82,6 +83,7 @@ class StartOptions:
 
     def plan(self) -> RunPlan:
         """Return the plan; exit with status 2 if options do not fit together."""
+        require_text({"--into": self.into, "--where": self.where})
         if self.mapping is not None and not self.into:
             refuse("--mapping defines the target of --into; name both")
         if self.dry_run and self.into:
@@ -89,13 +91,13 @@ class StartOptions:
         if self.where and (self.ids is not None or self.limit is not None):
             refuse("--where chooses rows by itself; leave out --ids and --limit")
         return RunPlan(
-            into=self.into,
+            into=self.into or "",
             definition=read_definition(self.mapping),
             generation=self.to,
             shard_rows=self.shard_rows,
             keys=_read_keys(self.ids) if self.ids is not None else None,
             limit=self.limit,
-            where=self.where,
+            where=self.where or "",
             also_removed=self.also_removed,
             delete_max=self.delete_max,
             is_checked=not self.unchecked,
@@ -220,6 +222,13 @@ def reindex_admin(admin: PipelineAdmin, options: ActOptions) -> ReindexAdmin:
     return ReindexAdmin(admin, audit_note(options.who, options.why))
 
 
+def require_text(options: Mapping[str, str | None]) -> None:
+    """Exit with status 2 if an option is empty, as from a variable that is not set: the run would be another one."""
+    for option, value in options.items():
+        if value is not None and not value.strip():
+            refuse(f"{option} is empty; give it a value, or leave it out")
+
+
 def print_step(text: str) -> None:
     """Print what the command does now, if a person waits for it at a terminal."""
     if sys.stderr.isatty():
@@ -248,7 +257,9 @@ def _read_keys(path: str) -> list[str]:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise AdminError(f"the keys in {path!r} cannot be read: {error}") from error
-    keys = [line for line in text.splitlines() if line]
+    # A key may contain the other separators of `splitlines`; some editors begin a file with a mark.
+    lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
+    keys = [line for line in lines if line]
     for key in keys:
         require_storable(key, "a key")
     return keys

@@ -17,6 +17,7 @@ from keywise.cli.commands.reindex import (
     print_step,
     read_definition,
     reindex_admin,
+    require_text,
 )
 from keywise.cli.options import grouped, parse_duration
 from keywise.cli.output import count, duration, fail, plain, print_error, print_json, print_line, print_table, refuse
@@ -185,9 +186,9 @@ class FullOptions:
     """What `run` does, and within which limits."""
 
     into: Annotated[
-        str,
+        str | None,
         typer.Option("--into", metavar="NAME", help="Fill this target, and swap it in; {generation} has to be in it."),
-    ] = ""
+    ] = None
     mapping: Annotated[
         str | None, typer.Option("--mapping", metavar="FILE", help="The definition of that target, such as a mapping.")
     ] = None
@@ -205,16 +206,17 @@ class FullOptions:
 
     def plan(self) -> FullPlan:
         """Return the plan; exit with status 2 if options do not fit together."""
+        require_text({"--into": self.into})
         if self.into and GENERATION not in self.into:
             refuse(f"--into {self.into}: each run fills a target of its own, so write {GENERATION} into its name")
         only_into = {"--mapping": self.mapping, "--keep": self.keep, "--pause-max": self.pause_max}
         for option, value in (only_into | {"--accept-dead": self.accept_dead or None}).items():
             if value is not None and not self.into:
-                refuse(f"{option} is for a target beside the live one; name it with --into 'NAME-{GENERATION}'")
+                refuse(f"{option} is for a target beside the live one; name it with --into 'NAME_{GENERATION}'")
         older = self.if_older_than
         return FullPlan(
             run=RunPlan(
-                into=self.into,
+                into=self.into or "",
                 definition=read_definition(self.mapping),
                 delete_max=self.delete_max,
                 notify=self.notify,

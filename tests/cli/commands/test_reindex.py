@@ -1,0 +1,47 @@
+"""`keywise reindex` refuses options that would start another run than the one that was meant, and reads keys."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cli.command import Folder
+
+SHOP = """
+import keywise
+
+app = keywise.App("sqlite:///shop.db")
+
+pages = app.pipeline("pages", key="id", version="v")
+pages.source("sqlite:///shop.db").sink("sqlite:///shop.db?table=stored&key=id&columns=v")
+pages.origin("sqlite:///cms.db?table=pages&key=id")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    with closing(sqlite3.connect(tmp_path / "cms.db")) as cms, cms:
+        cms.execute("create table pages (id text primary key, v integer)")
+        cms.executemany("insert into pages values (?, 1)", [("home",), ("a\u2028b",), (" news",)])
+    return Folder(tmp_path, SHOP)
+
+
+@pytest.mark.parametrize("command", [("start", "--into"), ("start", "--where"), ("run", "--into")])
+def test_an_empty_option_starts_no_other_run(folder: Folder, command: tuple[str, str]):
+    """A script passes it when a variable is not set; a run in place of all rows may delete keys."""
+    verb, option = command
+    answer = folder.keywise("reindex", verb, "pages", option, "")
+    assert (answer.status, answer.out) == (2, "")
+    assert f"{option} is empty" in answer.err
+    assert "was never reindexed" in folder.keywise("reindex", "status", "pages").err
+
+
+def test_keys_are_lines_as_editors_write_them(folder: Folder):
+    (folder.path / "keys").write_bytes("\ufeffhome\r\n news\r\na\u2028b\r\n\r\n".encode())
+    answer = folder.keywise("reindex", "start", "pages", "--ids", "keys", "--dry-run", "--json")
+    assert answer.json["counts"] == {"read": 3, "apply": 3}
+
+
+def test_a_run_that_goes_on_has_not_ended(folder: Folder):
+    assert folder.keywise("reindex", "start", "pages", "--json").json["ended_at"] is None
