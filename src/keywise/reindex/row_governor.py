@@ -27,7 +27,7 @@ REST_EVERY_S, REST_S = 30.0, 2.0
 """All processes rest at the same time by the wall clock, so often and for so long, to measure the base again."""
 CALM_S = 0.5
 """A rest counts from so long after its beginning: the last pages of other processes end then."""
-REST_MAX_S = 5.0
+REST_MAX_S = 2.0
 """The longest rest between two pages of one shard."""
 LIVE_S = 30.0
 """A process without a live change for so long writes rows at full speed, and takes no rests."""
