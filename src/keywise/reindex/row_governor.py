@@ -57,8 +57,10 @@ Wait = tuple[float, int]
 
 
 def longest_of_hundred(waits: Iterable[Wait]) -> float:
-    """Return the 99th percentile of waits. Unusual ones do not count, unless more than half of the changes have them:
-    then the live changes are behind."""
+    """Return the 99th percentile of waits.
+
+    Unusual ones do not count, unless more than half of the changes have them: then the live changes are behind.
+    """
     every = sorted(waits)
     usual = [one for one in every if one[0] <= UNUSUAL_S]
     if 2 * _changes(usual) < _changes(every):
@@ -171,7 +173,7 @@ class RowGovernor:
                 self._look(now)
 
     def _calm_since(self, now: float) -> float:
-        """Since when no process has written rows, as far as this one knows; infinite if rows are being written."""
+        """Since when no process has written rows, as far as this one knows; infinite while rows are written."""
         if not self._is_writing:
             return self._ended_at + REST_S
         if self._pages or not _is_rest(now):
