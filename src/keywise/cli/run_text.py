@@ -10,6 +10,7 @@ from keywise.cli.output import count, duration, plain, progress
 from keywise.core.controls import ReindexRun, RunState
 from keywise.core.url import redacted
 from keywise.reindex.report import RunReport, ShardReport
+from keywise.reindex.row_governor import Pace
 from keywise.reindex.run_watch import held_text
 from keywise.reindex.shards import READ, CatchUpProgress
 
@@ -28,6 +29,8 @@ def run_facts(name: str, report: RunReport) -> Facts:
         *([] if run.is_rollback else _row_facts(report)),
         ("time", _time_text(report)),
     ]
+    if report.pace is not None:
+        facts.append(("pace", _row_pace_text(report.pace)))
     if report.postponed:
         facts.append(("postponed", f"{count(report.postponed, 'row')} did not end in time; the sweep writes them"))
     if report.swept:
@@ -210,6 +213,14 @@ def _pace_text(last: CatchUpProgress) -> str:
     return (
         f"the passes do not get shorter: live changes reach {last.live_per_s:,.0f} keys/s, and a pass writes "
         f"{last.written_per_s:,.0f} keys/s"
+    )
+
+
+def _row_pace_text(pace: Pace) -> str:
+    base = "not known" if pace.base_s is None else f"{pace.base_s * 1000:,.0f} ms"
+    return (
+        f"rows give way to live changes, and go at {pace.share:.0%} of full speed: live p99 {pace.live_s * 1000:,.0f} "
+        f"ms, without rows {base}"
     )
 
 

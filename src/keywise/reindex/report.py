@@ -8,6 +8,7 @@ import msgspec
 from keywise.core.controls import ReindexRun, RunState
 from keywise.core.entry import Entry
 from keywise.flow.pipeline import OpenPipeline
+from keywise.reindex.row_governor import Pace
 from keywise.reindex.shards import (
     CATCH_UP,
     READ,
@@ -45,6 +46,8 @@ class ShardReport(msgspec.Struct, frozen=True):
     """For how long nothing has happened to it."""
     attempts: int = 0
     """How many attempts have failed since its last page."""
+    pace: Pace | None = None
+    """How slowly its worker goes on, to give way to live changes; None: at full speed, or there is no worker."""
 
 
 class RunReport(msgspec.Struct, frozen=True):
@@ -70,6 +73,8 @@ class RunReport(msgspec.Struct, frozen=True):
     """For how long nothing has happened to the run."""
     holders: int = 0
     """How many claims workers hold now, on shards, the sweep or the catch-up."""
+    pace: Pace | None = None
+    """The slowest pace of a worker; None: all go at full speed."""
     working: tuple[ShardReport, ...] = ()
     stalled: tuple[ShardReport, ...] = ()
     catch_up: CatchUpProgress = CatchUpProgress()
@@ -140,7 +145,7 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
             elif progress.pages or entry.token or entry.attempts:
                 begun += 1
                 rows = progress.counts.get(READ, 0)
-                working.append(_shard_report(f"shard {progress.shard.name}", rows, entry, now))
+                working.append(_shard_report(f"shard {progress.shard.name}", rows, entry, now, progress.pace))
     ended_at = run.ended_at or now
     stalled = [one for one in working if one.quiet_s >= STALLED_S or one.attempts >= FAILED_MIN]
     if not run.is_active or run.is_paused:
@@ -157,6 +162,7 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
         swept=sweep.counts,
         quiet_s=max(0.0, now - moved_at),
         holders=holders,
+        pace=min((one.pace for one in working if one.pace is not None), key=lambda pace: pace.share, default=None),
         working=tuple(working[:SHOWN_MAX]),
         stalled=tuple(stalled[:SHOWN_MAX]),
         catch_up=catch_up,
@@ -199,7 +205,7 @@ def _catch_up_of(entry: Entry, run: ReindexRun) -> CatchUpProgress:
     return msgspec.json.decode(entry.position.note, type=CatchUpProgress)
 
 
-def _shard_report(name: str, rows: int, entry: Entry, now: float) -> ShardReport:
+def _shard_report(name: str, rows: int, entry: Entry, now: float, pace: Pace | None = None) -> ShardReport:
     owner = entry.owner if _is_held(entry, now) else ""
     quiet_s = max(0.0, now - entry.updated_at)
-    return ShardReport(name, rows, owner, quiet_s, entry.attempts)
+    return ShardReport(name, rows, owner, quiet_s, entry.attempts, pace if owner else None)

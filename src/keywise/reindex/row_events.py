@@ -1,7 +1,8 @@
 """The events of rows: what observers and the history see of the consumer that writes them."""
 
+from collections.abc import Sequence
+
 from keywise.core import events
-from keywise.flow.pipeline import OpenPipeline
 
 _OF_THE_CONSUMER = (
     events.Started,
@@ -20,11 +21,12 @@ _FOR_THE_HISTORY = (events.Failed, events.DeadLettered, events.TookOver, events.
 class RowEvents:
     """An observer of the row consumer, which passes events on to the observers and the history of the pipeline."""
 
-    def __init__(self, pipeline: OpenPipeline) -> None:
-        self._pipeline = pipeline
+    def __init__(self, observers: Sequence[events.Observer], reporters: Sequence[events.Observer]) -> None:
+        self._observers = observers
+        self._reporters = reporters
 
     def __call__(self, event: events.Event) -> None:
         if not isinstance(event, _OF_THE_CONSUMER):
-            events.notify(self._pipeline.observers, event)
+            events.notify(self._observers, event)
         if isinstance(event, _FOR_THE_HISTORY):
-            events.notify(self._pipeline.reporters, event)
+            events.notify(self._reporters, event)

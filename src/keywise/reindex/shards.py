@@ -19,6 +19,7 @@ from keywise.core.ledger import Failure, PluggedLedger, TransferableLedger
 from keywise.core.origin import Page, Shard
 from keywise.core.settings import Settings
 from keywise.flow.heartbeat import Heartbeat
+from keywise.reindex.row_governor import Pace
 
 ENTRIES_AT_ONCE = 1000
 SHARDS = "/reindex"
@@ -52,18 +53,22 @@ class ShardProgress(msgspec.Struct, frozen=True):
     """How many rows were read, and how many of them ended with each outcome."""
     is_last: bool = False
     """The last page has ended."""
+    pace: Pace | None = None
+    """How slowly the worker of the last page went on; None: at full speed."""
 
     def rows_left(self, page_rows: int) -> int:
         """How many rows the next page may have."""
         return page_rows if self.rows_max is None else min(page_rows, self.rows_max - self.counts.get(READ, 0))
 
-    def past(self, page: Page, outcomes: Mapping[str, int], postponed: int) -> "ShardProgress":
+    def past(
+        self, page: Page, outcomes: Mapping[str, int], postponed: int, pace: Pace | None = None
+    ) -> "ShardProgress":
         """Return the progress after a page whose rows have ended, or are postponed."""
         counts = Counter(self.counts)
         counts.update(outcomes)
         counts.update({READ: len(page.rows), POSTPONED: postponed})
         is_last = page.is_last or (self.rows_max is not None and counts[READ] >= self.rows_max)
-        return replace(self, after=page.after, pages=self.pages + 1, counts=dict(+counts), is_last=is_last)
+        return replace(self, after=page.after, pages=self.pages + 1, counts=dict(+counts), is_last=is_last, pace=pace)
 
     @property
     def position(self) -> Position:

@@ -23,6 +23,7 @@ from keywise.flow.handover import HandoverQueue
 from keywise.flow.pipeline import LEDGER, OpenPipeline
 from keywise.reindex.attempts import report_failure
 from keywise.reindex.report import report_run
+from keywise.reindex.row_governor import RowGovernor
 from keywise.reindex.rows import gone_delivery, row_deliveries
 from keywise.reindex.run_state import move_run
 from keywise.reindex.shards import (
@@ -52,13 +53,21 @@ class Sweep:
     """One attempt of a worker at the sweep. It works under a claim, so one worker sweeps at a time."""
 
     def __init__(
-        self, pipeline: OpenPipeline, origin: Origin, shards: ShardLedger, queue: HandoverQueue, run: ReindexRun
+        self,
+        pipeline: OpenPipeline,
+        origin: Origin,
+        shards: ShardLedger,
+        queue: HandoverQueue,
+        run: ReindexRun,
+        governor: RowGovernor,
     ) -> None:
         self._pipeline = pipeline
         self._origin = origin
         self._shards = shards
         self._queue = queue
         self._run = run
+        self._governor = governor
+        self._is_over: Callable[[], bool] = lambda: False
         self._counts: Counter[str] = Counter()
         self._keys = 0
         """How many keys with a row the ledger has."""
@@ -72,6 +81,7 @@ class Sweep:
 
     async def run(self, is_over: Callable[[], bool]) -> None:
         """Sweep until the run ends, is paused, or needs an answer from the operator."""
+        self._is_over = is_over
         claim = await self._shards.claim(SWEEP, self._run.generation)
         if isinstance(claim, Refusal):
             if claim.mark is not None:
@@ -79,7 +89,7 @@ class Sweep:
             return
         self._steps = claim.position.place if claim.position is not None else 0
         try:
-            if await self._sweep(claim, is_over):
+            if await self._sweep(claim):
                 progress = SweepProgress(self._steps, dict(+self._counts))
                 if await self._shards.commit(claim, msgspec.json.encode(progress)):
                     await self._end()
@@ -93,7 +103,7 @@ class Sweep:
         finally:
             self._shards.drop(claim)
 
-    async def _sweep(self, claim: Claim, is_over: Callable[[], bool]) -> bool:
+    async def _sweep(self, claim: Claim) -> bool:
         """Look up postponed rows, then every key that the run has not written, and at last those that were missing.
 
         Returns False if the sweep has to be repeated: the run is over or paused, another worker sweeps by now, a row
@@ -113,10 +123,10 @@ class Sweep:
             return is_whole
         async with aclosing(self._unwritten()) as pages:
             async for page in pages:
-                if is_over() or not await self._advance(claim):
+                if self._is_over() or not await self._advance(claim):
                     return False
                 is_whole &= await self._look_up(page)
-        if not is_whole or not await self._may_delete(claim) or not await self._delete_gone(claim, is_over):
+        if not is_whole or not await self._may_delete(claim) or not await self._delete_gone(claim):
             return False
         await self._end_postponed(postponed)
         return True
@@ -162,13 +172,23 @@ class Sweep:
 
     async def _hand_over(self, deliveries: Sequence[Delivery]) -> bool:
         """Hand rows to the pipeline, and wait for them; return whether all have ended, also as dead letters."""
-        handover = self._queue.put(deliveries)
-        try:
-            await handover.settle(SETTLE_S, SETTLE_S)
-        finally:
-            self._queue.forget(handover)
+        began = self._pipeline.clock()
+        with self._governor.page():
+            handover = self._queue.put(deliveries)
+            try:
+                await handover.settle(SETTLE_S, SETTLE_S)
+            finally:
+                self._queue.forget(handover)
         self._counts.update(handover.outcomes)
+        await self._rest(self._governor.rest_s(self._pipeline.clock() - began))
         return handover.ended.is_set()
+
+    async def _rest(self, seconds: float) -> None:
+        until = self._pipeline.clock() + seconds
+        while (left_s := until - self._pipeline.clock()) > 0:
+            if self._is_over():
+                return
+            await asyncio.sleep(min(LOOK_S, left_s))
 
     def _name(self, part: str) -> str:
         return f"{self._run.generation}/{part}"
@@ -192,7 +212,7 @@ class Sweep:
         )
         return False
 
-    async def _delete_gone(self, claim: Claim, is_over: Callable[[], bool]) -> bool:
+    async def _delete_gone(self, claim: Claim) -> bool:
         """Ask for the missing keys again, and delete those that are missing still; return False if that has to wait.
 
         One answer proves nothing: the row may be inserted again. A horizon later, no write of an earlier holder of the
@@ -206,7 +226,7 @@ class Sweep:
             return True
         ask_at = self._pipeline.clock() + self._pipeline.settings.horizon_s
         while self._pipeline.clock() < ask_at:
-            if is_over() or not await self._advance(claim):
+            if self._is_over() or not await self._advance(claim):
                 return False
             await asyncio.sleep(min(LOOK_S, max(0.0, ask_at - self._pipeline.clock())))
         found = await self._fetch(list(self._missing))

@@ -29,6 +29,7 @@ from keywise.reindex.beside import BesideWork
 from keywise.reindex.notice import is_notice_due, send_notice
 from keywise.reindex.plan import check_page
 from keywise.reindex.row_events import RowEvents
+from keywise.reindex.row_governor import RowGovernor
 from keywise.reindex.rows import RowReader, row_deliveries
 from keywise.reindex.run_state import move_run
 from keywise.reindex.shards import READ, ShardLedger, ShardProgress, is_read, key_of
@@ -62,6 +63,10 @@ class ReindexWorker:
         self._shards = ShardLedger(pipeline.shard_ledger, self._owner, pipeline.settings, pipeline.clock)
         self._stop = asyncio.Event()
         self._page_rows = PAGE_ROWS
+        self._row_observers = pipeline.observers
+        """Without the governor, which observes live changes only."""
+        self._governor = RowGovernor(pipeline.wall, pipeline.debounce.quiet_s if pipeline.debounce else 0.0)
+        pipeline.observers = (*pipeline.observers, self._governor)
         self._seen: tuple[int, str] | None = None
         """The generation and the stage of the run that was last reported."""
         self._held: tuple[ReindexRun, float] | None = None
@@ -143,7 +148,7 @@ class ReindexWorker:
             if run.state is RunState.SCANNING:
                 await self._scan(run, queue)
                 return
-            sweep = Sweep(self._pipeline, self._origin, self._shards, queue, run)
+            sweep = Sweep(self._pipeline, self._origin, self._shards, queue, run, self._governor)
             await sweep.run(lambda: self._is_over(run))
             if sweep.has_ended:
                 self._seen = (run.generation, RunState.COMPLETE.value)  # `ReindexEnded` says more.
@@ -162,13 +167,14 @@ class ReindexWorker:
     async def _rows(self, run: ReindexRun, target: OpenPipeline) -> AsyncIterator[HandoverQueue]:
         """Run a consumer of rows, and the heartbeat of shards, as long as the block lasts."""
         queue = HandoverQueue(self._pipeline.clock)
-        consumer = Consumer(row_pipeline(target, queue, run, self._owner))
+        consumer = Consumer(row_pipeline(target, self._row_observers, queue, run, self._owner))
         try:
             async with asyncio.TaskGroup() as group:
                 beating = group.create_task(self._shards.renew_claims())
                 group.create_task(consumer.run())
                 try:
-                    yield queue
+                    with self._governor.writing():
+                        yield queue
                 finally:
                     consumer.stop()
                     beating.cancel()
@@ -221,8 +227,10 @@ class ReindexWorker:
                 if self._is_over(run):
                     await ledger.release(held)
                     return
-                page = await self._read_page(progress)
-                ended = await self._write_page(run, queue, progress, page)
+                began = self._pipeline.clock()
+                with self._governor.page():
+                    page = await self._read_page(progress)
+                    ended = await self._write_page(run, queue, progress, page)
                 if ended is None:
                     # Not one row has ended: the sink, or the ledger of the rows, is away. This is no row's fault.
                     await ledger.fail(Failure(held, Certainty.CLEAN, LOOK_S, counts_attempt=False))
@@ -232,6 +240,8 @@ class ReindexWorker:
                     return  # Another worker has taken the shard over; it repeats this page.
                 held, progress = after, ended
                 self._emit_progress(held.key, run, progress, len(page.rows))
+                if rest_s := self._governor.rest_s(self._pipeline.clock() - began):
+                    await self._rest(rest_s)
             await ledger.commit(held, msgspec.json.encode(progress))
         except UnavailableError as error:
             with suppress(UnavailableError):
@@ -247,7 +257,8 @@ class ReindexWorker:
                 rows = await self._origin.fetch(progress.keys)
                 self._pipeline.report_answer(ORIGIN)
                 return Page([*rows.values()], after="end", is_last=True)
-            page = await self._origin.scan(progress.shard, progress.after, progress.rows_left(self._page_rows))
+            page_rows = max(PAGE_ROWS_MIN, int(self._page_rows * self._governor.share))
+            page = await self._origin.scan(progress.shard, progress.after, progress.rows_left(page_rows))
         except ThrottledError:
             self._page_rows = max(PAGE_ROWS_MIN, self._page_rows // 2)
             raise
@@ -268,7 +279,7 @@ class ReindexWorker:
             if left and not handover.outcomes:
                 return None
             postponed = await self._postpone(run, left)
-            return progress.past(page, handover.outcomes, postponed)
+            return progress.past(page, handover.outcomes, postponed, self._governor.pace)
         finally:
             queue.forget(handover)
 
@@ -307,14 +318,16 @@ class ReindexWorker:
         )
 
 
-def row_pipeline(pipeline: OpenPipeline, queue: HandoverQueue, run: ReindexRun, owner: str) -> OpenPipeline:
+def row_pipeline(
+    pipeline: OpenPipeline, observers: Sequence[events.Observer], queue: HandoverQueue, run: ReindexRun, owner: str
+) -> OpenPipeline:
     """The pipeline as rows go through it: from their queue, at the generation of the run."""
     return dataclasses.replace(
         pipeline,
         sources=[("reindex", queue)],
         reader=RowReader(pipeline.reader, run),
         owner=owner,
-        observers=(RowEvents(pipeline),),
+        observers=(RowEvents(observers, pipeline.reporters),),
         reporters=(),
         bulk=frozenset(),
         debounce=None,
