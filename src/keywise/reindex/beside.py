@@ -34,10 +34,9 @@ REST_S, REST_MAX_S = 0.5, 60.0
 SWAP_REST_S = 0.2
 """The rest between two passes while a swap is requested."""
 TRIES_MAX = 10
-"""How often a swap is tried before it is refused; a pass after which the gate does not allow it yet is a try too.
-
-Between two tries, the worker repairs suspect keys of the other target.
-"""
+"""How often a swap is called off behind its barrier before it is refused. Changes wait during each try."""
+WAIT_MAX_S = 600.0
+"""How long a requested swap waits for lines of the gate that may hold after another pass, before it is refused."""
 SUSPECTS_AT_ONCE = 100
 """How many suspect keys are repaired after one pass."""
 
@@ -53,6 +52,8 @@ class BesideWork:
         self._shards = shards
         self._run = run
         self._progress = CatchUpProgress()
+        self._requested_at: float | None = None
+        """Since when a swap is requested, as far as this worker has seen; None: it is not."""
         self._tries = 0
         self._began = 0.0
         """When the last pass began."""
@@ -113,20 +114,23 @@ class BesideWork:
             behind_before=kept.behind,
             interval_s=began - self._began if kept.passes else 0.0,
             # When the operator asks for a swap again, the causes of the last refusal are out of date.
-            refused=() if run.swaps and not self._tries else kept.refused,
+            refused=() if run.swaps and self._requested_at is None else kept.refused,
         )
         self._began = began
         await self._keep(claim)
         if run.swaps and run.is_active:
+            if self._requested_at is None:
+                self._requested_at = began
             return await self._swap(claim, run, swap)
-        self._tries = 0
+        self._forget_request()
         return False
 
     async def _swap(self, claim: Claim, run: ReindexRun, swap: Swap) -> bool:
         """Try to swap if the gate allows it; return whether the target is live now.
 
-        After a try that has failed, the next pass is followed by another one, unless the swap is refused: a line of the
-        gate needs the operator, or there were too many tries.
+        The next pass is followed by another look at the gate, unless the swap is refused: a line of the gate needs the
+        operator, does not hold for too long, or the swap was called off too often. A line that may hold after another
+        pass gets time: a suspect key is repaired after the horizon, and an origin may lag for a while.
         """
         report = await report_run(self._pipeline, self._shards)
         assert report is not None, "a run that was started stays in the controls"
@@ -137,19 +141,25 @@ class BesideWork:
             if not (cause := await swap.run(run)):
                 return True
             refused = (f"called off: {cause}",)
-        self._tries += 1
+            self._tries += 1
         self._progress = replace(self._progress, refused=refused)
         await self._keep(claim)
-        if not is_transient or self._tries >= TRIES_MAX:
+        if not is_transient or self._tries >= TRIES_MAX or self._has_waited():
             await self._refuse(run, refused[0])
         return False
 
     async def _refuse(self, run: ReindexRun, cause: str) -> None:
         """Withdraw the operator's request for a swap; the run goes on catching up."""
-        self._tries = 0
+        self._forget_request()
         if await replace_run(self._pipeline, run, replace(run, swaps=False)):
             name = self._pipeline.name
             self._pipeline.emit(events.SwapRefused(pipeline=name, generation=run.generation, cause=cause))
+
+    def _has_waited(self) -> bool:
+        return self._requested_at is not None and self._pipeline.clock() >= self._requested_at + WAIT_MAX_S
+
+    def _forget_request(self) -> None:
+        self._requested_at, self._tries = None, 0
 
     async def _is_current(self) -> bool:
         """Whether the run still catches up, or has a swap that has to be ended.

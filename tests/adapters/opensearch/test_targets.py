@@ -285,6 +285,18 @@ async def test_the_index_of_another_run_is_named_with_that_run():
 
 
 @awaited
+async def test_a_repeated_start_with_another_definition_is_refused():
+    definition = {"settings": {"refresh_interval": "7s"}, "mappings": {"properties": {"a": {"type": "keyword"}}}}
+    async with shelf() as one:
+        await one.built(definition)
+        for other in (None, {**definition, "mappings": {}}):
+            encoded = None if other is None else json.dumps(other).encode()
+            creation = one.sink.create_target(one.new, NOTE, 0, encoded)
+            await one.refused(creation, "with another definition", "cancel the run and drop its target")
+        await one.built(dict(reversed(definition.items())))
+
+
+@awaited
 async def test_two_workers_of_a_run_create_it_once():
     async with shelf() as one:
         await asyncio.gather(*(one.built({"settings": {"refresh_interval": "7s"}}) for _ in range(5)))

@@ -1,5 +1,6 @@
 """The definition of an index: its mapping and settings, and the note in its mapping of the run that builds it."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,8 @@ class BuildNote(msgspec.Struct, frozen=True, omit_defaults=True):
     generation: int
     restore: dict[str, Any] | None = None
     """Settings to restore after the build, empty after that; None if the index has not been prepared for it yet."""
+    digest: str = ""
+    """The `digest_of` the operator's definition; empty if the index is like the live one."""
 
     @property
     def run(self) -> TargetNote:
@@ -105,8 +108,13 @@ def definition_like(index: IndexState) -> dict[str, Any]:
     return {"mappings": index.mappings, "settings": settings}
 
 
-def noted(definition: Mapping[str, Any], note: TargetNote) -> dict[str, Any]:
+def digest_of(definition: Mapping[str, Any]) -> str:
+    """Return a digest of a definition, whatever the order of its fields and the white space in its file."""
+    return hashlib.sha256(msgspec.json.encode(definition, order="sorted")).hexdigest()
+
+
+def noted(definition: Mapping[str, Any], note: BuildNote) -> dict[str, Any]:
     """Return a definition with the note of a run in its mapping."""
     state = IndexState(mappings=definition["mappings"])
-    meta = state.meta_with(BuildNote(note.pipeline, note.generation))
+    meta = state.meta_with(note)
     return {**definition, "mappings": state.mappings | {"_meta": meta}}

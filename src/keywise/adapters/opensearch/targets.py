@@ -13,7 +13,14 @@ from urllib.parse import quote
 import msgspec
 
 from keywise.adapters.http.client import HttpResponse
-from keywise.adapters.opensearch.definition import IndexState, definition_like, definition_of, noted
+from keywise.adapters.opensearch.definition import (
+    BuildNote,
+    IndexState,
+    definition_like,
+    definition_of,
+    digest_of,
+    noted,
+)
 from keywise.adapters.opensearch.documents import NOT_FOUND, is_index_name, own_reason
 from keywise.adapters.opensearch.engine import Engine
 from keywise.core.errors import AdminError, UnavailableError
@@ -103,13 +110,13 @@ class IndexTargets:
         """Create an index that takes writes fast, or find the one that the same run has created."""
         self._check_name(target)
         live = await self.current()
+        chosen = definition_of(definition) if definition is not None else None
+        build = BuildNote(note.pipeline, note.generation, digest=digest_of(chosen) if chosen is not None else "")
         index = await self._found(target)
         if index is None:
             await self._check_guards_work(live)
-            wanted = (
-                definition_of(definition) if definition is not None else definition_like(await self._existing(live))
-            )
-            body = {**noted(wanted, note), "aliases": {self._guard(epoch): {}}}
+            wanted = chosen if chosen is not None else definition_like(await self._existing(live))
+            body = {**noted(wanted, build), "aliases": {self._guard(epoch): {}}}
             answer = await self._ask("PUT", f"{_path(target)}?{TIMEOUT}", body)
             # Another worker of the same run may have been faster.
             if _type_of(answer) != EXISTS:
@@ -117,7 +124,7 @@ class IndexTargets:
                 self._check_acknowledged(answer)
             await self._check_templates(target)
             index = await self._existing(target)
-        self._check_is_of(index, target, note, self._guard(epoch))
+        self._check_is_of(index, target, build, self._guard(epoch))
         await self._prepare(target, index)
 
     async def _check_guards_work(self, live: str) -> None:
@@ -149,16 +156,21 @@ class IndexTargets:
                 f"the alias from the template; {target} is deleted again"
             )
 
-    def _check_is_of(self, index: IndexState, target: str, note: TargetNote, guard: str) -> None:
-        """Raise `AdminError` unless an index was built by this run, and can go live."""
+    def _check_is_of(self, index: IndexState, target: str, build: BuildNote, guard: str) -> None:
+        """Raise `AdminError` unless an index was built by this run with the same definition, and can go live."""
         if self._name in index.aliases:
             raise AdminError(f"{self._name} stands for {target}, which is live; choose another name")
         other = f"choose another name, or delete it with DELETE {_path(target)}"
         if index.note is None:
             raise AdminError(f"there is an index {target} already, which no run has built; {other}")
-        if index.note.run != note:
+        if index.note.run != build.run:
             built = f"reindex {index.note.generation} of {index.note.pipeline}"
             raise AdminError(f"there is an index {target} already, which {built} has built; {other}")
+        if index.note.digest != build.digest:
+            raise AdminError(
+                f"this run has created {target} with another definition; start it again with the one of the first "
+                "time, or cancel the run and drop its target"
+            )
         if guard not in index.aliases:
             raise AdminError(f"{target} has lost its alias {guard}, and cannot go live; {other}")
 
