@@ -1,11 +1,11 @@
-"""One timed reindex in a process of its own: reads a table in Postgres, writes all rows, and checks what was written."""
+"""One timed reindex in a fresh process: reads a table in Postgres, writes all rows, and checks what was written."""
 
 import argparse
 import asyncio
 import http.client
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import asyncpg
