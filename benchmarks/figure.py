@@ -62,6 +62,9 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """The size of a large object."""
     generated_bytes: int
     """The size of the object that the memory of a worker is measured with."""
+    reindex_rows: int
+    reindex_rows_max: int
+    """The rows of the table with which a reindex has to be as fast as with `reindex_rows`."""
 
 
 FULL = Scale(
@@ -81,6 +84,8 @@ FULL = Scale(
     objects=10_000,
     object_bytes=100_000_000,
     generated_bytes=10 * 2**30,
+    reindex_rows=100_000,
+    reindex_rows_max=1_000_000,
 )
 QUICK = Scale(
     changes=20_000,
@@ -99,4 +104,6 @@ QUICK = Scale(
     objects=1_000,
     object_bytes=5_000_000,
     generated_bytes=50_000_000,
+    reindex_rows=10_000,
+    reindex_rows_max=30_000,
 )

@@ -31,6 +31,7 @@ from benchmarks import (
     measure_publishing,
     measure_rabbitmq,
     measure_redis,
+    measure_reindex,
     measure_sqs,
     measure_throughput,
     page,
@@ -54,6 +55,7 @@ MEASURES: dict[str, Callable[[Scale], list[Figure]]] = {
     "rabbitmq": measure_rabbitmq.measure,
     "sqs": measure_sqs.measure,
     "objects": measure_objects.measure,
+    "reindex": measure_reindex.measure,
     "publishing": measure_publishing.measure,
     "merge": measure_merge.measure,
 }

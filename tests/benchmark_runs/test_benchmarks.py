@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from benchmarks import leased_profile, measure_delays, measure_handlers, measure_objects
+from benchmarks import leased_profile, measure_delays, measure_handlers, measure_objects, measure_reindex
 from benchmarks.figure import QUICK
 from benchmarks.peers import sampler
 from benchmarks.run import MEASURES
@@ -26,6 +26,8 @@ TINY = msgspec.structs.replace(
     objects=200,
     object_bytes=2_500_000,
     generated_bytes=5_000_000,
+    reindex_rows=600,
+    reindex_rows_max=1_200,
 )
 
 
@@ -100,6 +102,20 @@ def test_objects_are_measured_beside_bare_loops_and_with_their_memory():
         "one object of 0.00466 GiB into a handler, peak memory": "≤ 200",
     }
     assert "the seed: 50" in figures["small objects, keywise"].note
+
+
+@pytest.mark.server("postgres", "opensearch")
+def test_reindexes_are_measured_beside_bare_loops_and_with_many_rows():
+    """Each run compares the sink with the origin, so a loop that leaves rows out fails."""
+    figures = {figure.name: figure for figure in measure_reindex.measure(TINY)}
+    assert all(figure.value for figure in figures.values())
+    assert {name: figure.target for name, figure in figures.items() if figure.target} == {
+        "table, keywise / bare loop": "≥ 0.7",
+        "table, keywise, 1,200 rows / 600 rows": "≥ 0.8",
+        "index, keywise / bare loop": "≥ 0.8",
+    }
+    [turn] = figures["table, keywise / bare loop"].detail["turns"]["in_place"]
+    assert turn.total_s > 600 / turn.rows_per_s, "the sweep comes after the scan"
 
 
 def test_a_profile_names_every_layer_in_its_part_of_the_page(tmp_path: Path):

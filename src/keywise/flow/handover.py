@@ -7,12 +7,10 @@ behind deliveries that have ended.
 import asyncio
 import heapq
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Self
-
-from msgspec.structs import replace
 
 from keywise.core.change import Delivery, Outcome
 from keywise.core.clock import Clock, boot_time
@@ -31,8 +29,10 @@ class HandoverQueue:
 
     def __init__(self, clock: Clock = boot_time) -> None:
         self._clock = clock
-        self._ready: list[tuple[float, int, Delivery]] = []
-        """The waiting deliveries by the time from which on they may be received."""
+        self._ready: deque[Delivery] = deque()
+        """The deliveries that may be received now, in the order in which they came."""
+        self._delayed: list[tuple[float, int, Delivery]] = []
+        """The other waiting deliveries, by the time from which on they may be received."""
         self._numbers = itertools.count(1)
         self._open: dict[str | int, Handover] = {}
         """The handovers of the deliveries that have not ended, by id."""
@@ -49,36 +49,36 @@ class HandoverQueue:
         handover = Handover()
         for delivery in deliveries:
             handover.waiting[delivery.id] = delivery
-            is_known = delivery.id in self._open
+            if delivery.id not in self._open:
+                self._ready.append(delivery)
             self._open[delivery.id] = handover
-            if not is_known:
-                self._push(replace(delivery, receipt=next(self._numbers)), 0.0)
+        self._arrivals.notify()
         handover.check()
         return handover
 
     def forget(self, handover: "Handover") -> None:
         """Deliver no more of a handover: nothing waits for it any longer."""
-        self._ready = [one for one in self._ready if self._open.get(one[2].id) is not handover]
-        heapq.heapify(self._ready)
+        self._ready = deque(one for one in self._ready if self._open.get(one.id) is not handover)
+        self._delayed = [one for one in self._delayed if self._open.get(one[2].id) is not handover]
+        heapq.heapify(self._delayed)
         for identity in handover.waiting:
             self._open.pop(identity, None)
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
-        if not self._due():
-            next_s = self._ready[0][0] - self._clock() if self._ready else wait_s
+        if not self._has_ready():
+            next_s = self._delayed[0][0] - self._clock() if self._delayed else wait_s
             await self._arrivals.wait(min(wait_s, max(next_s, 0.0)))
-        received: list[Delivery] = []
-        while len(received) < limit and self._due():
-            received.append(heapq.heappop(self._ready)[2])
-        return received
+        self._has_ready()
+        return [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
 
     async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> Sequence[Delivery]:
         return ()
 
     def note_outcome(self, deliveries: Iterable[Delivery], outcome: Outcome | None) -> None:
+        name, still_open = IGNORED if outcome is None else outcome.value, self._open
         for delivery in deliveries:
-            if (handover := self._open.get(delivery.id)) is not None:
-                handover.outcomes[IGNORED if outcome is None else outcome.value] += 1
+            if (handover := still_open.get(delivery.id)) is not None:
+                handover.outcomes[name] += 1
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
@@ -87,9 +87,11 @@ class HandoverQueue:
                 handover.check()
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        due = self._clock() + delay_s
         for delivery in deliveries:
             if delivery.id in self._open:
-                self._push(delivery, delay_s)
+                heapq.heappush(self._delayed, (due, next(self._numbers), delivery))
+        self._arrivals.notify()
 
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         raise SettingsError("this queue is filled by keywise itself; send to another source of the pipeline")
@@ -97,12 +99,11 @@ class HandoverQueue:
     async def depth(self) -> int:
         return len(self._open)
 
-    def _push(self, delivery: Delivery, delay_s: float) -> None:
-        heapq.heappush(self._ready, (self._clock() + delay_s, next(self._numbers), delivery))
-        self._arrivals.notify()
-
-    def _due(self) -> bool:
-        return bool(self._ready) and self._ready[0][0] <= self._clock()
+    def _has_ready(self) -> bool:
+        """Whether a delivery may be received now; those whose delay is over are from now on."""
+        while self._delayed and self._delayed[0][0] <= self._clock():
+            self._ready.append(heapq.heappop(self._delayed)[2])
+        return bool(self._ready)
 
 
 class Handover:

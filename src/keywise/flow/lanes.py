@@ -186,7 +186,7 @@ class Lanes:
         taken: list[Ticket] = []
         ready, lanes, bulk_left = self._ready, self._lanes, limit if bulk_limit is None else bulk_limit
         while len(taken) < limit:
-            is_bulk = self._is_turn_of_bulk(bulk_left)
+            is_bulk = bool(self._ready_bulk) and self._is_turn_of_bulk(bulk_left)
             line = self._ready_bulk if is_bulk else ready
             if not line:
                 break
@@ -340,7 +340,7 @@ class Lanes:
         return lane is not None and lane.state is State.PROBATION and lane.level is level
 
     def _is_turn_of_bulk(self, bulk_left: int) -> bool:
-        if not self._ready_bulk or bulk_left <= 0:
+        if bulk_left <= 0:
             return False
         return not self._ready or self._live_in_row >= LIVE_BEFORE_BULK
 

@@ -118,9 +118,9 @@ class Settlement:
 
     def _note(self, settled: SettledByOutcome) -> None:
         for outcome, tickets in settled.items():
-            for ticket in tickets:
-                if (noting := self._noting[ticket.source]) is not None:
-                    noting.note_outcome([ticket.delivery], outcome)
+            for index, noting in enumerate(self._noting):
+                if noting is not None:
+                    noting.note_outcome([one.delivery for one in tickets if one.source == index], outcome)
 
     async def release(self, tickets: Iterable[Ticket], delay_s: float) -> None:
         """Release deliveries; the source redelivers them after the delay, to this or to another worker."""

@@ -45,8 +45,8 @@ class RowReader:
         if unversioned:
             read_batch.malformed += [Malformed(ticket.delivery, UNVERSIONED) for ticket in unversioned]
             read_batch.tickets = [one for one in read_batch.tickets if not is_unversioned(one.change.order)]
-        for ticket in read_batch.tickets:
-            self._raise(ticket.change)
+        if not self._run.is_beside:  # Its target is new, so that each row is written once, at its own order.
+            self._raise(read_batch.tickets)
         read_batch.tickets += [Ticket(_deletion(one), one, source, now) for one in gone]
         return read_batch
 
@@ -54,12 +54,13 @@ class RowReader:
         """Read one row as the pipeline reads a message: a repair does not belong to the run."""
         return self._reader.read_one(body, delivery)
 
-    def _raise(self, change: Change[Any]) -> None:
-        if self._run.is_beside:
-            return  # The target is new, so that each row is written once, at its own order.
-        era, version, _ = change.order
-        change.order = (era, version, self._run.generation)
-        change.is_row = not self._run.also_removed
+    def _raise(self, tickets: Iterable[Ticket]) -> None:
+        generation, is_row = self._run.generation, not self._run.also_removed
+        for ticket in tickets:
+            change = ticket.change
+            era, version, _ = change.order
+            change.order = (era, version, generation)
+            change.is_row = is_row
 
 
 def _deletion(delivery: GoneKey) -> Change[Any]:

@@ -43,7 +43,7 @@ LOOK_S = 1.0
 """How often a worker looks for a run, and for shards that another worker has let go."""
 SHARDS_AT_ONCE = 2
 """How many shards one worker reads side by side: one is read while the rows of the other are written."""
-PAGE_ROWS, PAGE_ROWS_MIN, PAGE_ROWS_STEP = 250, 10, 25
+PAGE_ROWS, PAGE_ROWS_MIN, PAGE_ROWS_STEP = 500, 10, 50
 """A page has so many rows at the most. The origin's throttling halves it, and each page without one adds some again.
 A worker that is killed has a page of each of its shards in hand, and all of these rows are read again."""
 SETTLE_S = 60.0

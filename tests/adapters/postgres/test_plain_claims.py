@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from adapters.postgres.benches import connected, fresh, until_waiting
 from keywise.adapters.postgres.database import PostgresDatabase
@@ -257,5 +258,94 @@ def test_a_change_older_than_the_retention_is_not_claimed_at_once():
             results = await ledger.claim([old, new], TERMS)
             assert [one.key for one in results.granted] == ["new"]
             assert results.refused["old"].reason is RefusalReason.FORGOTTEN
+
+    run(story())
+
+
+ROWS = {
+    "same": ChangeHeader("same", (0, 5, 1), is_row=True),
+    "newer": ChangeHeader("newer", (0, 6, 1), is_row=True),
+    "older": ChangeHeader("older", (0, 4, 1), is_row=True),
+    "removed": ChangeHeader("removed", (0, 5, 1), is_row=True),
+    "back": ChangeHeader("back", (0, 6, 1), is_row=True),
+    "unseen": ChangeHeader("unseen", (0, 1, 1), is_row=True),
+}
+"""Rows of a run, most of them of keys that `PUTS` and `DELETIONS` have marked at version 5."""
+PUTS, DELETIONS = ("same", "newer", "older"), ("removed", "back")
+GRANTED = {key: ROWS[key].order for key in ("same", "newer", "back", "unseen")}
+REFUSED = {"older": RefusalReason.STALE, "removed": RefusalReason.REMOVED}
+
+
+async def mark_at_5(ledger: PostgresLedger) -> None:
+    headers = [ChangeHeader(key, order_of(5)) for key in PUTS]
+    headers += [ChangeHeader(key, order_of(5), True) for key in DELETIONS]
+    async with ledger.marking_transaction() as transaction:
+        assert await transaction.decide_and_mark(headers) == {}
+
+
+async def marks_of(ledger: PostgresLedger) -> dict[str, tuple[Any, bool]]:
+    entries = {key: await ledger.inspect(key) for key in ROWS}
+    return {key: (entry.mark, entry.deleted) for key, entry in entries.items() if entry is not None and entry.is_idle}
+
+
+MARKS_AFTER = {key: (order, False) for key, order in GRANTED.items()} | {
+    "older": (order_of(5), False),
+    "removed": (order_of(5), True),
+}
+
+
+def test_rows_of_a_run_are_judged_and_marked_in_one_statement_at_its_generation():
+    async def story() -> None:
+        async with opened() as ledger:
+            await mark_at_5(ledger)
+            async with ledger.marking_transaction() as transaction:
+                refusals = await transaction.decide_and_mark(list(ROWS.values()))
+                assert {key: refusal.reason for key, refusal in refusals.items()} == REFUSED
+                assert transaction._marked == set(GRANTED)
+            assert await marks_of(ledger) == MARKS_AFTER
+            async with ledger.marking_transaction() as transaction:
+                again = await transaction.decide_and_mark([ROWS["same"], ROWS["unseen"]])
+                assert {refusal.reason for refusal in again.values()} == {RefusalReason.DUPLICATE}
+                live = ChangeHeader("newer", order_of(7))
+                assert await transaction.decide_and_mark([live]) == {} and transaction._marked == {"newer"}
+            assert (await ledger.inspect("newer")).mark == (0, 7, 0)
+
+    run(story())
+
+
+def test_rows_of_a_run_are_claimed_and_committed_in_one_statement_each_at_its_generation():
+    async def story() -> None:
+        async with opened(LedgerPolicy(intents=True)) as ledger, connected() as watcher:
+            await mark_at_5(ledger)
+            results = await ledger.claim(list(ROWS.values()), TERMS)
+            assert {one.key: one.order for one in results.granted} == GRANTED
+            assert {key: refusal.reason for key, refusal in results.refused.items()} == REFUSED
+            plain = "select count(*) from keywise_active where scope = $1 and plain"
+            assert await watcher.fetchval(plain, ledger.scope.number) == len(GRANTED)
+            entry = await ledger.inspect("same")
+            assert (entry.mark, entry.tried, entry.intent) == ((0, 5, 0), (0, 5, 1), (0, 5, 1))
+            assert await ledger.commit([Commit(one) for one in results.granted]) == []
+            assert await marks_of(ledger) == MARKS_AFTER
+
+    run(story())
+
+
+def test_changes_of_several_generations_are_claimed_and_marked_each_at_its_own():
+    """A sweep deletes gone keys just above their marks, beside rows that it has found."""
+
+    async def story() -> None:
+        async with opened() as ledger:
+            await mark_at_5(ledger)
+            headers = [ROWS["newer"], ChangeHeader("same", (0, 5, 2), True), ChangeHeader("unseen", order_of(3))]
+            results = await ledger.claim(headers, TERMS)
+            assert await ledger.commit([Commit(one) for one in results.granted]) == []
+            expected = {"newer": ((0, 6, 1), False), "same": ((0, 5, 2), True), "unseen": ((0, 3, 0), False)}
+            assert (await marks_of(ledger)).items() >= expected.items()
+            headers = [replace(one, order=(0, one.order[1] + 1, one.order[2])) for one in headers]
+            async with ledger.marking_transaction() as transaction:
+                assert await transaction.decide_and_mark(headers) == {}
+                await transaction.mark(headers)
+            expected = {"newer": ((0, 7, 1), False), "same": ((0, 6, 2), True), "unseen": ((0, 4, 0), False)}
+            assert (await marks_of(ledger)).items() >= expected.items()
 
     run(story())

@@ -32,6 +32,7 @@ from keywise.adapters.postgres.ledger.working_set import (
     by_code,
     change_controls,
     entry_of,
+    generation_of,
     letter_of,
     plain_commits,
     record_columns,
@@ -285,6 +286,7 @@ class PostgresLedger:
             terms.lease_s,
             policy.redelivery_s if policy.intents else None,
             LOCKS,
+            generation_of(plain),
             limit_s=policy.command_s,
         )
         granted = ((plain[code], token) for code, token in rows)

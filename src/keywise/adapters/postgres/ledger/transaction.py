@@ -28,6 +28,7 @@ from keywise.adapters.postgres.ledger.working_set import (
     by_code,
     change_controls,
     columns,
+    generation_of,
     mark_of,
     mark_row,
     plain_commits,
@@ -38,7 +39,6 @@ from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Advance, Claim, Commit, CommitResult, Entry, Refusal
 from keywise.core.errors import DatabaseError, TransactionFailedError, UnavailableError
-from keywise.core.key_encoding import encoded
 
 # The rollback makes the constraints deferred again, and forgets that they were checked.
 _CHECK_DEFERRED = (
@@ -99,12 +99,10 @@ class PostgresTransaction:
     async def decide_and_mark(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         """Mark what is plainly newer in the step that locks it; only the others need a closer look."""
         self._marked = set()
-        # The statement can judge what is versioned, of no era, and not from a reindex.
-        are_plain = all(header.order is not None and header.order[0] == header.order[2] == 0 for header in headers)
-        if self._policy.rate is not None or not are_plain:
+        plain = by_code(headers) if self._policy.rate is None else None
+        if plain is None or len(plain) < len(headers):
             return await self.decide(headers)
-        keys = {encoded(header.key): header for header in headers}
-        asked = [keys[code] for code in sorted(keys)]
+        asked = plain.values()
         good_until = math.inf
         if self._policy.retention_s is not None:
             good_until = min((header.sent_at for header in headers), default=math.inf) + self._policy.retention_s
@@ -113,12 +111,13 @@ class PostgresTransaction:
             rows = await self.connection.fetch(
                 MARK_NEWER,
                 self._scope.number,
-                hex_codes(sorted(keys)),
+                hex_codes(plain),
                 numbers(header.order[1] for header in asked),  # type: ignore[index]
                 [header.deleted or None for header in asked] if any(header.deleted for header in asked) else [],
                 good_until,
+                generation_of(plain) or None,
             )
-        others = [keys[code] for (code,) in rows]
+        others = [plain[code] for (code,) in rows]
         refusals = await self.decide(others) if others else {}
         self._marked = {header.key for header in headers}.difference(header.key for header in others)
         return refusals

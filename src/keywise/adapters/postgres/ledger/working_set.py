@@ -209,19 +209,32 @@ async def change_controls(
 
 
 def by_code(ones: Sequence[_One]) -> dict[bytes, _One] | None:
-    """What one statement can judge, in the order of its keys: versioned, of no era, and not from a reindex.
+    """What one statement can judge, in the order of its keys: versioned, of no era, and all of one generation.
 
     None if there is nothing, or if a key occurs twice: then the second depends on what becomes of the first.
     """
-    plain = ((encoded(one.key), one) for one in ones if one.order is not None and one.order[0] == one.order[2] == 0)
+    generation = next((one.order[2] for one in ones if one.order is not None and one.order[2] >= 0), 0)
+    plain = (
+        (encoded(one.key), one)
+        for one in ones
+        if one.order is not None and one.order[2] == generation and one.order[0] == 0
+    )
     found = dict(sorted(plain, key=itemgetter(0)))
     return found if found and len({one.key for one in ones}) == len(ones) else None
+
+
+def generation_of(plain: Mapping[bytes, ChangeHeader | Claim]) -> int:
+    """The generation of what `by_code` has found: all have the same one."""
+    order = next(iter(plain.values())).order
+    assert order is not None
+    return order[2]
 
 
 def plain_commits(scope: int, claims: Mapping[bytes, Claim]) -> tuple[object, ...]:
     """What `COMMIT_PLAIN` is given for some claims."""
     deleted = [code for code, claim in claims.items() if claim.deleted]
-    return scope, hex_codes(claims), numbers(claim.token for claim in claims.values()), deleted
+    tokens = numbers(claim.token for claim in claims.values())
+    return scope, hex_codes(claims), tokens, deleted, generation_of(claims)
 
 
 def mark_of(row: Sequence[Any]) -> Order | None:

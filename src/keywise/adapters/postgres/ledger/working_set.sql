@@ -36,13 +36,14 @@ on conflict (scope, key) do update set
     era = excluded.era, version = excluded.version, generation = excluded.generation,
     deleted = excluded.deleted, updated_at = excluded.updated_at, active = excluded.active;
 
--- Locks every key, marks those that are idle at versions that are plainly newer, and returns the other keys. If an era,
+-- Locks every key, marks those that are idle at orders that are plainly newer, and returns the other keys. If an era,
 -- a pause or a barrier is set or a message is older than the retention, it locks and marks nothing, and returns every key.
--- Nothing else in the controls decides about a key.
+-- Nothing else in the controls decides about a key. All orders have one generation. A later one is not plainly newer
+-- than a tombstone of the same version: the rules decide about it.
 -- name: mark_newer
 with marked as (
-    insert into keywise_marks as marks (scope, key, version, deleted, updated_at)
-    select $1, decode(code, 'hex'), version, deleted, ceil(extract(epoch from clock_timestamp())::float8)
+    insert into keywise_marks as marks (scope, key, version, generation, deleted, updated_at)
+    select $1, decode(code, 'hex'), version, $6::int, deleted, ceil(extract(epoch from clock_timestamp())::float8)
     from unnest(string_to_array($2, ','), $3::text::bigint[], $4::boolean[]) as one (code, version, deleted)
     where exists (
             select from keywise_scopes
@@ -50,9 +51,14 @@ with marked as (
         )
         and $5::float8 >= extract(epoch from clock_timestamp())::float8
     on conflict (scope, key) do update set
-        version = excluded.version, generation = null, deleted = excluded.deleted, updated_at = excluded.updated_at
-    where marks.active is null and marks.era is null and excluded.version > marks.version
-        and (marks.generation is null or marks.generation >= 0)
+        version = excluded.version, generation = excluded.generation, deleted = excluded.deleted,
+        updated_at = excluded.updated_at
+    where marks.active is null and marks.era is null and (marks.generation is null or marks.generation >= 0)
+        and (
+            excluded.version > marks.version
+            or excluded.version = marks.version and marks.deleted is null
+                and excluded.generation > coalesce(marks.generation, 0)
+        )
     returning key
 )
 select decode(code, 'hex') from unnest(string_to_array($2, ',')) as code
@@ -65,7 +71,7 @@ on conflict (scope, key) do update set
     token = excluded.token, lease_until = excluded.lease_until, suspicions = excluded.suspicions,
     suspect_since = excluded.suspect_since, entry = excluded.entry, plain = null;
 
--- Claims keys that are idle, at changes that are plainly newer: what the rules would grant, in one step. The row of the
+-- Claims keys that are idle, at changes of one generation that are plainly newer, as in `mark_newer`: what the rules would grant, in one step. The row of the
 -- controls is locked first. If an operator changes it meanwhile, it is compared again, and nothing is claimed.
 -- If an operator waits for the lock of the scope, nothing is claimed either: share locks that overlap without
 -- a gap would keep the operator waiting for ever.
@@ -91,22 +97,25 @@ with controls as materialized (
     from clock, unnest(string_to_array($2, ','), $3::text::bigint[]) as one (code, version)
     where clock.now <= $4::float8
     on conflict (scope, key) do update set updated_at = excluded.updated_at, active = true
-    where marks.active is null and marks.era is null and marks.version < excluded.updated_at
-        and (marks.generation is null or marks.generation >= 0)
+    where marks.active is null and marks.era is null and (marks.generation is null or marks.generation >= 0)
+        and (
+            marks.version < excluded.updated_at
+            or marks.version = excluded.updated_at and marks.deleted is null and coalesce(marks.generation, 0) < $9::int
+        )
     returning key, marks.version, generation, deleted, updated_at as wanted,
         nextval('keywise_tokens') << 24 | floor(random() * 16777216)::bigint as token
 )
 insert into keywise_active (scope, key, token, lease_until, suspicions, suspect_since, plain, entry)
 select
     $1, key, token, lease_until, 0, lease_until + $7::float8, true,
-    '{"token":' || token || ',"tried":[0,' || wanted || ',0],'
-    || case when $7::float8 is null then '' else '"intent":[0,' || wanted || ',0],' end
+    '{"token":' || token || ',"tried":[0,' || wanted || ',' || $9::int || '],'
+    || case when $7::float8 is null then '' else '"intent":[0,' || wanted || ',' || $9::int || '],' end
     || case when version is null then '' else '"mark":[0,' || version || ',' || coalesce(generation, 0) || '],' end
     || case when deleted then '"deleted":true,' else '' end || fields
 from common, claimed
 returning key, token;
 
--- Commits claims of `claim_newer`. Rows of marks are locked first and in the order of their keys, as everywhere: else
+-- Commits claims of `claim_newer` of one generation. Rows of marks are locked first and in the order of their keys, as everywhere: else
 -- two transactions could wait for each other. Each row is found once, with the index, however full the tables are.
 -- A row of `active` that another transaction has written meanwhile is not plain any more: that is compared again when it
 -- is deleted. If it is still plain, no transaction has written the mark of its key since, so the ctid of the mark is valid.
@@ -130,7 +139,7 @@ with locked as materialized (
     delete from keywise_active where ctid = any(array(select active from held)) and plain returning key
 )
 update keywise_marks set
-    version = updated_at, generation = null, deleted = case when key = any($4::bytea[]) then true end,
+    version = updated_at, generation = nullif($5::int, 0), deleted = case when key = any($4::bytea[]) then true end,
     updated_at = ceil(extract(epoch from clock_timestamp())::float8), active = null
 where ctid = any(array(select place from held where key in (select key from ended)))
 returning key;
