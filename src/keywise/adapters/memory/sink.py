@@ -62,14 +62,17 @@ class MemorySink:
         ]
 
     def write(self, change: Change[Any], token: int, *, repairs: bool = False) -> SinkResult:
-        """Accept one write, or refuse it if the store holds something newer. A repair also writes at an equal order."""
+        """Accept one write, or refuse it if the store holds something newer.
+
+        A repair writes at the version that is there, also below a forced write that was never committed.
+        """
         place = self._place()
         held = self._held(place.stored, change.key)
         if self.grade is Grade.CONDITIONAL and held is not None and held.order >= change.order:
-            if held.order > change.order:
-                return SUPERSEDED
-            if not repairs:
+            if held.order == change.order and not repairs:
                 return APPLIED  # An earlier try arrived though its answer was lost.
+            if not repairs or held.order[:2] > change.order[:2]:
+                return SUPERSEDED
         place.stored[change.key] = Stored(change.order, change.deleted, change.body, self._clock())
         place.writes.append(Write(change.key, change.order, change.deleted, token))
         return APPLIED

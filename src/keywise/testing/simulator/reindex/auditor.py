@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from keywise.adapters.memory.targets import Stored
+from keywise.core import events
 from keywise.core.change import VERSION_MIN, Change, ChangeHeader
 from keywise.core.controls import PLAIN, Controls, ReindexRun, RunState
 from keywise.core.dead_letter import DeadLetterRequest
@@ -66,6 +67,8 @@ class ReindexAudit(RunLog):
         self._cursors: dict[tuple[int, str], str] = {}
         """By generation and shard: the cursor that was kept last."""
         self._built_by: dict[str, TargetNote] = {}
+        self._into: dict[int, str] = {}
+        """By generation: the target that a run fills; empty for a run in place."""
         self._began_at: dict[int, float] = {}
         """When the run of a generation was seen first."""
         self._swap_token = 0
@@ -140,8 +143,7 @@ class ReindexAudit(RunLog):
         if page is None or page.after != progress.after:
             self.violate(f"shard {progress.shard.name} moves from {before!r} to {progress.after!r}, which nobody read")
             return
-        run = self._world.controls.run
-        is_beside = run is not None and run.is_beside
+        is_beside = bool(self._into[generation])
         scope = other_scope(LIVE, generation) if is_beside else LIVE
         for body in page.rows:
             if body == MALFORMED:
@@ -204,6 +206,11 @@ class ReindexAudit(RunLog):
         self.note(f"{target} is dropped")
         if target == self._live:
             self.violate(f"{target} is dropped, and it was live")
+
+    def saw(self, event: events.Event) -> None:
+        """A worker has emitted an event."""
+        if isinstance(event, events.SwapRefused | events.Alarmed | events.SweepHeld | events.Failed):
+            self.note(f"event {event}")
 
     # After every step of a server.
 
@@ -275,6 +282,7 @@ class ReindexAudit(RunLog):
             self.note(f"run {after.generation} is {after.state}, into {after.into!r}, rollback {after.is_rollback}")
         if is_new and not after.is_rollback:
             self._began_at.setdefault(after.generation, self._now())
+            self._into.setdefault(after.generation, after.into)
         was_active = before is None or before.is_active
         if after.state is RunState.COMPLETE and was_active and not after.is_beside:
             self._world.faults.injected["run in place ended"] += 1

@@ -137,7 +137,7 @@ class SimulatedOperator:
             await self._resume_keys()
         run = self._controls.run
         if run is not None and run.state is RunState.STARTING:
-            await self._until(lambda: not self._is_active(), self._cancel)
+            await self._until(self._has_ended, self._cancel)
         await self._until_ended("the last run of the story")
         if world.rng.random() < 0.5:
             await self._until(
@@ -155,6 +155,10 @@ class SimulatedOperator:
         run = self._controls.run
         return run is not None and run.is_active and run.state is not RunState.STARTING
 
+    def _has_ended(self) -> bool:
+        run = self._controls.run
+        return (run is None or not run.is_active) and self._controls.move is None
+
     async def _until_ended(self, what: str) -> None:
         """Bring a run to its end. Nothing but time may be missing."""
 
@@ -166,11 +170,7 @@ class SimulatedOperator:
             if run.state is RunState.CATCHING_UP and not run.swaps:
                 await self._do("", lambda _, reindex: reindex.swap(self._world.accept_dead, 60.0))
 
-        def has_ended() -> bool:
-            run = self._controls.run
-            return (run is None or not run.is_active) and self._controls.move is None
-
-        if not await self._until(has_ended, urge):
+        if not await self._until(self._has_ended, urge):
             self._world.violate(f"{what} does not end: {self._controls}, {self._causes[-3:]}")
 
     async def _until(self, holds: Callable[[], bool], urge: Callable[[], Awaitable[None]]) -> bool:

@@ -283,6 +283,7 @@ class ReindexWorld(SimulatedWorld):
             reader=MessageReader(FunctionRoute(_read), body_max_bytes=1000),
             settings=SETTINGS,
             owner=process.name,
+            observers=(self.auditor.saw,),
             origin=origin,
             refetch=from_origin(origin),
             shard_ledger=shards,
