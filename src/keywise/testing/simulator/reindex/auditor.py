@@ -143,7 +143,9 @@ class ReindexAudit(RunLog):
         if page is None or page.after != progress.after:
             self.violate(f"shard {progress.shard.name} moves from {before!r} to {progress.after!r}, which nobody read")
             return
-        is_beside = bool(self._into[generation])
+        run, is_beside = self._world.controls.run, bool(self._into[generation])
+        if run is None or run.generation != generation or not run.is_active:
+            return  # What a cancelled run has written may be dropped by now.
         scope = other_scope(LIVE, generation) if is_beside else LIVE
         for body in page.rows:
             if body == MALFORMED:
