@@ -10,7 +10,7 @@ from keywise.core import events
 from keywise.core.change import VERSION_MIN, Change, ChangeHeader
 from keywise.core.controls import PLAIN, Controls, ReindexRun, RunState
 from keywise.core.dead_letter import DeadLetterRequest
-from keywise.core.entry import Claim, Commit, Entry, LeaseTerms
+from keywise.core.entry import Claim, Commit, Entry, LeaseTerms, Refusal
 from keywise.core.origin import Page
 from keywise.core.target import TargetNote
 from keywise.reindex.shards import ROW_KEY, SHARD_KEY, ShardProgress, other_scope
@@ -72,6 +72,8 @@ class ReindexAudit(RunLog):
         self._began_at: dict[int, float] = {}
         """When the run of a generation was seen first."""
         self._swap_token = 0
+        self._changes = -1
+        """How many changes of the database were looked at."""
 
     def begin(self) -> None:
         self._live = self._world.current_target()
@@ -87,6 +89,12 @@ class ReindexAudit(RunLog):
         into = run.into if run is not None and scope not in (LIVE, SHARDS) else ""
         self._grants[claim.token] = Grant(scope, claim.key, terms.owner, self._epoch, into)
         self.note(f"{terms.owner} claims {scope} {claim.key} {claim.order}{' over' if claim.took_over else ''}")
+
+    def refused(self, scope: str, header: ChangeHeader, refusal: Refusal) -> None:
+        """A change is acked because the ledger has something newer, or has refused to write it again."""
+        mark = self._world.entries(scope)[header.key].mark if refusal.mark is not None else None
+        if mark is not None and header.order is not None and header.order[1] > mark[1]:
+            self.violate(f"{scope} {header.key} {header.order} is refused as {refusal.reason} behind {mark}")
 
     def marked(self, scope: str, header: ChangeHeader) -> None:
         """A transaction without a claim is committed."""
@@ -152,7 +160,9 @@ class ReindexAudit(RunLog):
                 continue
             row = msgspec.json.decode(body, type=RowBody)
             entry = self._world.entries(scope).get(row.id)
-            if not (_has_ended(entry, row, 0 if is_beside else generation) or self._is_postponed(row.id, generation)):
+            # A row that was refused as removed may be forced before the cursor moves, which leaves a lower generation.
+            least = 0 if is_beside or row.id in self._forced else generation
+            if not (_has_ended(entry, row, least) or self._is_postponed(row.id, generation)):
                 self.violate(f"the cursor passes {row.id} v{row.v}, which has not ended: {entry}")
 
     def _is_postponed(self, key: str, generation: int) -> bool:
@@ -221,7 +231,10 @@ class ReindexAudit(RunLog):
         world = self._world
         if world.database.is_dirty:
             return  # It is looked at when the transaction has ended.
-        controls, live = world.controls, world.current_target()
+        live = world.current_target()
+        if live == self._live and self._changes == world.database.changes:
+            return
+        self._changes, controls = world.database.changes, world.controls
         before, self._controls = self._controls, controls
         if live != self._live:
             self._judge_move(before, controls, self._live, live)

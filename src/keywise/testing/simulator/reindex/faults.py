@@ -6,6 +6,8 @@ from keywise.testing.fault_injector import FaultInjector, draw_rate
 
 FAULT_KINDS = (
     "crash",
+    "crash at the call",
+    "crash with a last row",
     "pause",
     "stop",
     "lost before",
@@ -57,4 +59,6 @@ class ReindexFaults(FaultInjector):
         self.away_rate, self.throttle_rate = draw_rate(rng, 0.03), draw_rate(rng, 0.05)
         self.fail_rate, self.lag_rate = draw_rate(rng, 0.02), draw_rate(rng, 0.5)
         self.late_message_rate, self.twice_rate = draw_rate(rng, 0.4), draw_rate(rng, 0.3)
+        self.crash_at_call_rate, self.late_move_rate = draw_rate(rng, 0.5), draw_rate(rng, 0.8)
+        self.crash_with_row_rate = draw_rate(rng, 1.0)
         self.no_message_rate, self.short_rate = draw_rate(rng, 0.3), draw_rate(rng, 0.5)

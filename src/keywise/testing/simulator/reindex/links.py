@@ -32,10 +32,10 @@ class ReindexLink(LossyLink):
 
     world: "ReindexWorld"
 
-    async def late_call(self, act: Callable[[], Awaitable[T]], late_max_s: float) -> T:
+    async def late_call(self, act: Callable[[], Awaitable[T]], late_max_s: float, rate: float | None = None) -> T:
         """Make a call that may be given up soon, and arrive later all the same."""
         faults = self.world.faults
-        if faults.happens("late call", faults.late_rate):
+        if faults.happens("late call", faults.late_rate if rate is None else rate):
             outside(self.world.loop, self._arrive_late(act, self.world.rng.uniform(0.0, late_max_s)))
             await asyncio.sleep(faults.silence_s())
             raise UnavailableError("no answer")
@@ -83,9 +83,21 @@ class LinkedScope(Linked[MemoryLedger], over=MemoryLedger):
             results = await self._server.claim(headers, terms)
             for claim in results.granted:
                 self._world.auditor.granted(self._scope, claim, terms)
+            for header in headers:
+                if header.key in results.refused:
+                    self._world.auditor.refused(self._scope, header, results.refused[header.key])
             return results
 
-        return await self._link.call(act)
+        results = await self._link.call(act)
+        await self._perhaps_die(results.granted)
+        return results
+
+    async def _perhaps_die(self, claims: Sequence[Claim]) -> None:
+        """A worker is killed with the claim on a row that nobody will find again."""
+        world = self._world
+        is_last = any(claim.key in world.short for claim in claims) and self._scope in world.other_scopes()
+        if is_last and world.faults.happens("crash with a last row", world.faults.crash_with_row_rate):
+            await world.die(self._link.process)
 
     async def advance(self, advances: Sequence[Advance]) -> list[Claim]:
         async def act() -> list[Claim]:

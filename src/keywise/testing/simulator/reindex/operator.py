@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 COMMAND_MAX_S = 90.0
 LOOK_S = 0.5
-ENDS_MAX_S = 2000.0
+ENDS_MAX_S = 700.0
 """How long a run, or a swap, may take when nothing goes wrong any more."""
 OWN_TARGET = "t_{generation}"
 FOREIGN = "foreign"
@@ -39,10 +39,7 @@ class SimulatedOperator:
 
     async def operate(self) -> None:
         """Act at random while faults last, and then bring everything to an end."""
-        world = self._world
-        while world.now() < world.faults_s:
-            await asyncio.sleep(world.rng.uniform(0.5, world.rng.choice((2.0, 8.0))))
-            await self._act()
+        await asyncio.gather(self._act_at_random(), self._touch_keys())
         await self.finish()
 
     @property
@@ -51,12 +48,16 @@ class SimulatedOperator:
 
     # At random.
 
+    async def _act_at_random(self) -> None:
+        world = self._world
+        while world.now() < world.faults_s:
+            await asyncio.sleep(world.rng.uniform(0.5, world.rng.choice((2.0, 8.0))))
+            await self._act()
+
     async def _act(self) -> None:
         controls, rng = self._controls, self._world.rng
         run = controls.run
-        if rng.random() < 0.15:
-            await self._touch_key()
-        elif run is None or not run.is_active:
+        if run is None or not run.is_active:
             await self._begin(controls)
         elif run.state is RunState.STARTING:
             await rng.choice((self._cancel, lambda: self._start(run.into)))()
@@ -71,17 +72,17 @@ class SimulatedOperator:
 
     async def _begin(self, controls: Controls) -> None:
         rng, draw = self._world.rng, self._world.rng.random()
-        if controls.spare and draw < 0.35:
+        if controls.spare and draw < 0.5:
             await self._do("wants rollback", lambda _, reindex: reindex.rollback(8.0))
-        elif left_target(controls) is not None and draw < 0.5:
+        elif left_target(controls) is not None and draw < 0.6:
             keeps = rng.random() < 0.4
             await self._do("drops", lambda _, reindex: reindex.drop(keeps_target=keeps))
-        elif draw < 0.7:
+        elif draw < 0.8:
             await self._start(self._target())
-        elif draw < 0.75:
+        elif draw < 0.85:
             keys = rng.sample(self._world.keys, 2)
             await self._do("starts some rows", lambda _, reindex: reindex.start(RunPlan(keys=keys, is_checked=False)))
-        elif draw < 0.9:
+        elif draw < 0.95:
             await self._start("")
 
     def _target(self) -> str:
@@ -109,10 +110,19 @@ class SimulatedOperator:
         elif (run.delete_max or 0) < 100:
             await self._do("consents", lambda _, reindex: reindex.resume(100))
 
+    async def _touch_keys(self) -> None:
+        """Touch keys, most often during a swap."""
+        world, rng = self._world, self._world.rng
+        while world.now() < world.faults_s:
+            run = self._controls.run
+            is_moving = run is not None and run.swaps
+            await asyncio.sleep(rng.uniform(0.0, 2.0 if is_moving else 60.0))
+            await self._touch_key()
+
     async def _touch_key(self) -> None:
         rng = self._world.rng
         key = rng.choice(self._world.keys)
-        match rng.choice(("removes", "forces", "pauses key", "")):
+        match rng.choice(("removes", "forces", "forces", "pauses key", "", "")):
             case "removes":
                 await self._do("removes", lambda admin, _: admin.remove(key))
             case "forces":
@@ -133,8 +143,6 @@ class SimulatedOperator:
         """Bring the run that goes on to its end, swap once more, and read all rows again in place."""
         world = self._world
         world.auditor.note("the operator brings all to an end")
-        while self._controls.pauses:
-            await self._resume_keys()
         run = self._controls.run
         if run is not None and run.state is RunState.STARTING:
             await self._until(self._has_ended, self._cancel)
@@ -147,6 +155,7 @@ class SimulatedOperator:
             await self._until_ended("the last swap")
         await self._until(self._is_active, lambda: self._start_last(""))
         await self._until_ended("the last run in place")
+        await self._until(lambda: not self._controls.pauses, self._resume_keys)
 
     async def _start_last(self, into: str) -> None:
         await self._do("", lambda _, reindex: reindex.start(RunPlan(into=into, is_checked=False, delete_max=1000)))
@@ -163,6 +172,7 @@ class SimulatedOperator:
         """Bring a run to its end. Nothing but time may be missing."""
 
         async def urge() -> None:
+            await self._resume_keys()
             run = self._controls.run
             if run is None or not run.is_active:
                 return

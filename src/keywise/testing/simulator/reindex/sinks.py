@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 BATCH_MAX = 3
 WRITE_LATE_S = 15.0
 """So much later than its caller has given it up, a write may arrive: less than the horizon."""
-MOVE_LATE_S = 300.0
+MOVE_LATE_S = (5.0, 60.0, 300.0)
 """A call that moves the name may arrive when others have moved it there and back."""
 
 
@@ -95,7 +95,13 @@ class LinkedAlias:
         await self._link.call(act)
 
     async def move_name(self, before: str, after: str, epoch: int) -> None:
-        await self._link.late_call(lambda: self._server.move_name(before, after, epoch), MOVE_LATE_S)
+        faults = self._world.faults
+        if faults.happens("crash at the call", faults.crash_at_call_rate):
+            await self._world.die(self._link.process)
+        late_s = self._world.rng.choice(MOVE_LATE_S)
+        await self._link.late_call(
+            lambda: self._server.move_name(before, after, epoch), late_s, self._world.faults.late_move_rate
+        )
 
 
 class LinkedTable:

@@ -32,11 +32,12 @@ from keywise.testing.simulator.reindex.sinks import LinkedAlias, LinkedTable
 from keywise.testing.virtual_loop import Process, outside
 
 FAULTS_S = 400.0
-REST_MAX_S = 3000.0
+REST_MAX_S = 700.0
 FORGET_DELETIONS_S = 30.0
 LAG_MAX_S = 40.0
 """How much later than its message a row may be seen: less than the horizon."""
 JUMP_MAX_S = 3.0
+SWAP_ROUNDS = 3
 SETTINGS = Settings(
     lease_s=10.0,
     margin_s=1.0,
@@ -58,7 +59,15 @@ SETTINGS = Settings(
 
 
 class WatchedDatabase(MemoryDatabase):
-    """Tells committed from uncommitted."""
+    """Tells committed from uncommitted, and whether anything has changed."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.changes = 0
+
+    def set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
+        self.changes += 1
+        super().set(table, key, value)
 
     @property
     def is_dirty(self) -> bool:
@@ -112,6 +121,8 @@ class ReindexWorld(SimulatedWorld):
         self.origin.has_malformed_row = bool(self.accept_dead)
         self.keys = [f"key-{number}" for number in range(rng.randint(3, 9))]
         self.commands: set[Process] = set()
+        self.short: set[str] = set()
+        """Keys whose row is soon gone, and was never announced."""
         self.auditor = ReindexAudit(self)
         self._operator = SimulatedOperator(self)
         self._under_way = 0
@@ -136,6 +147,9 @@ class ReindexWorld(SimulatedWorld):
     def scopes(self) -> list[str]:
         """Return the scopes of the pipeline and of its other targets."""
         return [name for name in self.database.scopes if name != SHARDS]
+
+    def other_scopes(self) -> list[str]:
+        return [name for name in self.scopes() if name != LIVE]
 
     def policy_of(self, scope: str) -> LedgerPolicy:
         intents = self.has_suspects and scope != SHARDS
@@ -166,7 +180,10 @@ class ReindexWorld(SimulatedWorld):
         return [self._operator.operate()]
 
     def disturb(self) -> None:
-        self.disturb_processes("stop", self.faults.stop_rate, self.stop)
+        # Most of what can go wrong with a swap takes seconds, so more goes wrong meanwhile.
+        run = self.controls.run
+        for _ in range(SWAP_ROUNDS if run is not None and run.swaps else 1):
+            self.disturb_processes("stop", self.faults.stop_rate, self.stop)
         if self.faults.happens("origin away", self.faults.away_rate):
             self.origin.away_until = self.now() + self.rng.uniform(1.0, 30.0)
         if self.store_ahead_s < 2 * JUMP_MAX_S and self.faults.happens("clock jump", self.faults.jump_rate):
@@ -205,7 +222,9 @@ class ReindexWorld(SimulatedWorld):
             is_there = not is_there or rng.random() < 0.7
             self._change(key, is_there=is_there, is_announced=not is_short)
             if is_short:
+                self.short.add(key)
                 await asyncio.sleep(rng.uniform(0.5, 20.0))
+                self.short.discard(key)
                 is_there = False
                 self._change(key, is_there=False, is_announced=not self.is_consistent)
             await asyncio.sleep(rng.uniform(0.0, rng.choice((2.0, 30.0, 60.0))))
