@@ -56,15 +56,14 @@ async def _called_off(self: Swap, move: Move) -> None:
     await self._barrier.change_live(lambda controls: replace(controls, move=None))
 
 
-async def _change_of_anyone(
-    self: Barrier, pipeline: OpenPipeline, change: Callable[[Controls], Controls]
-) -> Controls:
+async def _change_of_anyone(self: Barrier, pipeline: OpenPipeline, change: Callable[[Controls], Controls]) -> Controls:
     store = pipeline.control_store
     while True:
         before = await pipeline.retry_until_reachable(LEDGER, store.controls)
         after = replace(change(before), swap_token=self._token)
         if after == before or await pipeline.retry_until_reachable(
-            LEDGER, lambda before=before, after=after: store.replace_controls(before, after)  # type: ignore[misc]
+            LEDGER,
+            lambda before=before, after=after: store.replace_controls(before, after),  # type: ignore[misc]
         ):
             pipeline.controls = after
             return after
@@ -125,7 +124,13 @@ def _as_it_was_opened(self: MemorySink) -> MemoryTarget:
 REINDEX_MUTANTS: tuple[Mutant, ...] = (
     Mutant("an expired token survives the swap", 25, Comparison, "_state", _claims_survive(of_live=True)),
     Mutant("claims of the other scope survive the swap", 25, Comparison, "_state", _claims_survive(of_live=False)),
-    Mutant("a forced write passes the barrier", 25, rules, "decide_under", passed_by(lambda terms: terms is not None and terms.despite_pause)),
+    Mutant(
+        "a forced write passes the barrier",
+        25,
+        rules,
+        "decide_under",
+        passed_by(lambda terms: terms is not None and terms.despite_pause),
+    ),
     Mutant("generation hides a newer version", 16, rules, "_against_mark", by_generation),
     Mutant("a late call moves the name", 27, MemoryStore, "move", _late_call_counts, Grade.CONDITIONAL),
     Mutant("a swap is called off after its call", 27, Swap, "finish", _called_off, Grade.CONDITIONAL),

@@ -1,6 +1,6 @@
 """Variants that break the rule on rows of a reindex.
 
-The simulator has no rows yet, so the random histories in `core/row_histories.py` have to find them.
+The random histories in `core/row_histories.py` find them; `reindex.py` beside this file has those of the simulator.
 """
 
 from msgspec.structs import replace

@@ -346,6 +346,27 @@ def test_a_conditional_store_takes_the_version_that_it_holds_again_from_a_repair
     assert (results, sink.stored["a"].deleted) == ([[SUPERSEDED], [APPLIED]], True)
 
 
+def test_a_repair_undoes_a_forced_write_that_was_never_committed():
+    sink = MemorySink(Grade.CONDITIONAL)
+    sink.write(Change("a", (0, 2, 3), deleted=True), token=1)
+    at_the_mark = Change("a", (0, 2, 1))
+    assert sink.write(at_the_mark, token=2) == SUPERSEDED
+    assert sink.write(at_the_mark, token=3, repairs=True) == APPLIED
+    assert sink.stored["a"].order == (0, 2, 1)
+
+
+def test_the_list_of_entries_has_nothing_that_is_not_committed():
+    async def story() -> tuple[list[str], list[str]]:
+        ledger = MemoryLedger(MemoryDatabase(), "a", LedgerPolicy())
+        async with ledger.transaction() as transaction:
+            await transaction.mark([ChangeHeader("k", order_of(1))])
+            before = await ledger.transfer.page("", 10)
+        after = await ledger.transfer.page("", 10)
+        return [key for key, _ in before.entries], [key for key, _ in after.entries]
+
+    assert asyncio.run(story()) == ([], ["k"])
+
+
 def test_a_store_that_forgets_deletions_takes_an_old_version_again():
     now = [0.0]
     sink = MemorySink(Grade.CONDITIONAL, forget_deletions_s=60.0, clock=lambda: now[0])

@@ -15,6 +15,7 @@ from keywise.core.entry import Advance, Claim, Commit, LeaseTerms
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import ClaimResults
 from keywise.core.transaction import Transaction
+from keywise.core.transfer import TransferPage
 from keywise.testing.lossy_link import Linked, LossyLink, Session
 from keywise.testing.virtual_loop import outside
 
@@ -61,8 +62,18 @@ class LinkedQueue(Linked[MemorySource], over=MemorySource):
         self.visibility_s = source.visibility_s
 
 
-class LinkedTransfer(Linked[Any], over=MemoryLedgerTransfer):
+class LinkedTransfer:
     """The list of all entries of a scope."""
+
+    def __init__(self, link: ReindexLink, server: MemoryLedgerTransfer) -> None:
+        self._link = link
+        self._server = server
+
+    async def page(self, cursor: str, limit: int) -> TransferPage:
+        return await self._link.call(lambda: self._server.page(cursor, limit))
+
+    async def clear(self) -> None:
+        await self._link.call(self._server.clear)
 
 
 class LinkedScope(Linked[MemoryLedger], over=MemoryLedger):

@@ -2,16 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from keywise.core.controls import Controls, ReindexRun, RunState
+from keywise.core.controls import Controls, Pause, ReindexRun, RunState
 from keywise.core.errors import AdminError, KeywiseError, UnavailableError
 from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
 from keywise.reindex.admin import ReindexAdmin
 from keywise.reindex.plan import RunPlan
-from keywise.reindex.report import report_run
-from keywise.reindex.shards import ShardLedger
 from keywise.reindex.targets import left_target
 from keywise.testing.virtual_loop import Process
 
@@ -135,7 +134,7 @@ class SimulatedOperator:
 
     async def _resume_keys(self) -> None:
         for pause in self._controls.pauses:
-            await self._do("", lambda admin, _, one=pause: admin.resume(one.keys, is_pattern=one.is_pattern))
+            await self._do("", partial(_resume, pause))
 
     # The end.
 
@@ -147,15 +146,18 @@ class SimulatedOperator:
         if run is not None and run.state is RunState.STARTING:
             await self._until(self._has_ended, self._cancel)
         await self._until_ended("the last run of the story")
-        if world.rng.random() < 0.5:
-            await self._until(
-                lambda: left_target(self._controls) is None, lambda: self._do("", lambda _, reindex: reindex.drop())
-            )
+        is_swapped = world.rng.random() < 0.5
+        if is_swapped or not self._controls.spare:
+            await self._until(lambda: left_target(self._controls) is None, self._drop)
+        if is_swapped:
             await self._until(self._is_active, lambda: self._start_last(OWN_TARGET))
             await self._until_ended("the last swap")
         await self._until(self._is_active, lambda: self._start_last(""))
         await self._until_ended("the last run in place")
         await self._until(lambda: not self._controls.pauses, self._resume_keys)
+
+    async def _drop(self) -> None:
+        await self._do("", lambda _, reindex: reindex.drop())
 
     async def _start_last(self, into: str) -> None:
         await self._do("", lambda _, reindex: reindex.start(RunPlan(into=into, is_checked=False, delete_max=1000)))
@@ -180,15 +182,17 @@ class SimulatedOperator:
             if run.state is RunState.CATCHING_UP and not run.swaps:
                 await self._do("", lambda _, reindex: reindex.swap(self._world.accept_dead, 60.0))
 
-        if not await self._until(self._has_ended, urge):
-            self._world.violate(f"{what} does not end: {self._controls}, {self._causes[-3:]}")
+        await self._until(self._has_ended, urge, what)
 
-    async def _until(self, holds: Callable[[], bool], urge: Callable[[], Awaitable[None]]) -> bool:
+    async def _until(
+        self, holds: Callable[[], bool], urge: Callable[[], Awaitable[None]], what: str = "a command"
+    ) -> None:
         until = self._world.now() + ENDS_MAX_S
         while not holds() and self._world.now() < until:
             await urge()
             await asyncio.sleep(LOOK_S)
-        return holds()
+        if not holds():
+            self._world.violate(f"{what} does not end: {self._controls.run}, {self._causes[-2:]}")
 
     # Commands.
 
@@ -205,7 +209,7 @@ class SimulatedOperator:
         if faults.happens("command killed", faults.command_rate):
             until = world.now() + world.rng.uniform(0.0, 1.0)
         while not task.done() and not process.is_dead and world.now() < until:
-            await asyncio.sleep(0.1)
+            await asyncio.wait([task], timeout=0.1)
         if not task.done():
             world.kill(process)
 
@@ -225,3 +229,5 @@ class SimulatedOperator:
             world.auditor.note(f"the operator {what}: {error!r}")
 
 
+async def _resume(pause: Pause, admin: PipelineAdmin, _: ReindexAdmin) -> None:
+    await admin.resume(pause.keys, is_pattern=pause.is_pattern)

@@ -1,7 +1,7 @@
 """Simulated sinks whose name can move: an alias of a store that is called, and a table of the ledger's database."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.core.change import Change
@@ -13,6 +13,8 @@ from keywise.testing.simulator.reindex.links import ReindexLink, WatchedTransact
 
 if TYPE_CHECKING:
     from keywise.testing.simulator.reindex.world import ReindexWorld
+
+T = TypeVar("T")
 
 BATCH_MAX = 3
 WRITE_LATE_S = 15.0
@@ -55,7 +57,9 @@ class LinkedAlias:
         accepted = len(self._server.writes)
         result = self._server.write(change, claim.token, repairs=claim.order is None)
         if len(self._server.writes) > accepted:
-            target = next((name for name, one in self._world.store.targets.items() if one.writes is self._server.writes), "")
+            target = next(
+                (name for name, one in self._world.store.targets.items() if one.writes is self._server.writes), ""
+            )
             self._world.auditor.written(target, change, claim.token)
         return result
 
@@ -169,10 +173,10 @@ class LinkedTable:
     async def exchange(self, connection: Any, before: str, after: str) -> None:
         await self._server.exchange(connection, before, after)
 
-    async def _look(self, act: Any) -> Any:
+    async def _look(self, act: Callable[[], Awaitable[T]]) -> T:
         """Read on the server, without what an open transaction has set."""
 
-        async def look() -> Any:
+        async def look() -> T:
             async with self.database.exclusive():
                 return await act()
 
