@@ -62,6 +62,8 @@ class ReindexAudit(RunLog):
         """Keys that an operator has forced, or tries to."""
         self.removed: dict[str, int] = {}
         """By key, the version that an operator has removed."""
+        self._removals: set[tuple[str, int]] = set()
+        """Keys and versions that an operator has ever removed."""
         self._pages: dict[tuple[str, str, str], Page] = {}
         """By process, shard and cursor: the page that was read last."""
         self._cursors: dict[tuple[int, str], str] = {}
@@ -125,6 +127,7 @@ class ReindexAudit(RunLog):
         assert claim.order is not None, "only a change is committed"
         if claim.deleted and claim.order[1] != VERSION_MIN:
             self.removed[claim.key] = claim.order[1]
+            self._removals.add((claim.key, claim.order[1]))
         elif not claim.deleted:
             self.removed.pop(claim.key, None)
         self.note(f"an operator has {'removed' if claim.deleted else 'forced'} {claim.key} at {claim.order}")
@@ -267,7 +270,7 @@ class ReindexAudit(RunLog):
         assert entry.mark is not None, "a deletion has a mark"
         is_there = truth is not None and truth.is_there and truth.version == entry.mark[1]
         is_copy = live is not None and live.deleted and live.mark is not None and live.mark[1] == entry.mark[1]
-        is_removed = self.removed.get(key) == entry.mark[1]
+        is_removed = (key, entry.mark[1]) in self._removals
         if is_there and not is_removed and not (scope != LIVE and is_copy):
             self.violate(f"{scope} {key} v{entry.mark[1]} is believed to be gone")
 

@@ -157,7 +157,9 @@ class SimulatedOperator:
         await self._until(lambda: not self._controls.pauses, self._resume_keys)
 
     async def _drop(self) -> None:
-        await self._do("", lambda _, reindex: reindex.drop())
+        """Drop the target that is not live. If nobody here has built it, it can only be forgotten."""
+        keeps = self._world.rng.random() < 0.5
+        await self._do("", lambda _, reindex: reindex.drop(keeps_target=keeps))
 
     async def _start_last(self, into: str) -> None:
         await self._do("", lambda _, reindex: reindex.start(RunPlan(into=into, is_checked=False, delete_max=1000)))

@@ -209,7 +209,7 @@ class ReindexWorld(SimulatedWorld):
         if self.has_table:
             self.database.table(FOREIGN)["key-0"] = junk
         else:
-            self.store.targets[FOREIGN] = MemoryTarget(stored={"key-0": junk}, guards={0})
+            self.store.targets[FOREIGN] = MemoryTarget(stored={"key-0": junk})
         self.auditor.planted(FOREIGN)
 
     async def _edit(self, key: str) -> None:
