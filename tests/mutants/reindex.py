@@ -129,7 +129,7 @@ REINDEX_MUTANTS: tuple[Mutant, ...] = (
         25,
         rules,
         "decide_under",
-        passed_by(lambda terms: terms is not None and terms.despite_pause),
+        passed_by(lambda terms: terms is not None and terms.despite_pause and not terms.move_token),
     ),
     Mutant("generation hides a newer version", 16, rules, "_against_mark", by_generation),
     Mutant("a late call moves the name", 27, MemoryStore, "move", _late_call_counts, Grade.CONDITIONAL),

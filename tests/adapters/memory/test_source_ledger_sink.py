@@ -15,7 +15,7 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.admin import LedgerCounts
-from keywise.core.change import Change, ChangeHeader, order_of
+from keywise.core.change import VERSION_MIN, Change, ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, Claim, Commit, LeaseTerms, LedgerPolicy, RefusalReason
 from keywise.core.errors import AddressError
@@ -353,6 +353,13 @@ def test_a_repair_undoes_a_forced_write_that_was_never_committed():
     assert sink.write(at_the_mark, token=2) == SUPERSEDED
     assert sink.write(at_the_mark, token=3, repairs=True) == APPLIED
     assert sink.stored["a"].order == (0, 2, 1)
+
+
+def test_a_key_of_unknown_version_is_removed_at_the_version_that_the_store_holds():
+    sink = MemorySink(Grade.CONDITIONAL)
+    sink.write(Change("a", order_of(3)), token=1)
+    assert sink.write(Change("a", order_of(VERSION_MIN), deleted=True), token=2) == APPLIED
+    assert (sink.stored["a"].order, sink.stored["a"].deleted) == (order_of(3), True)
 
 
 def test_the_list_of_entries_has_nothing_that_is_not_committed():

@@ -15,7 +15,7 @@ from keywise.core.origin import Page
 from keywise.core.target import TargetNote
 from keywise.reindex.shards import ROW_KEY, SHARD_KEY, ShardProgress, other_scope
 from keywise.testing.run_log import RunLog
-from keywise.testing.simulator.reindex.origin import MALFORMED, RowBody
+from keywise.testing.simulator.reindex.origin import RowBody
 from keywise.testing.virtual_loop import Process
 
 if TYPE_CHECKING:
@@ -119,8 +119,7 @@ class ReindexAudit(RunLog):
             self._advance(claim, note)
 
     def dead_lettered(self, scope: str, request: DeadLetterRequest) -> None:
-        if request.letter.body != MALFORMED:
-            self.violate(f"{scope} {request.letter.key} is a dead letter: {request.letter.cause}")
+        self.violate(f"{scope} {request.letter.key} is a dead letter: {request.letter.cause}")
 
     def _operated(self, claim: Claim) -> None:
         """An operator has removed or forced a key."""
@@ -159,8 +158,6 @@ class ReindexAudit(RunLog):
             return  # What a cancelled run has written may be dropped by now.
         scope = other_scope(LIVE, generation) if is_beside else LIVE
         for body in page.rows:
-            if body == MALFORMED:
-                continue
             row = msgspec.json.decode(body, type=RowBody)
             entry = self._world.entries(scope).get(row.id)
             # A row that was refused as removed may be forced before the cursor moves, which leaves a lower generation.
@@ -326,10 +323,9 @@ class ReindexAudit(RunLog):
         world.faults.injected["rollback" if run is not None and run.is_rollback else "swap"] += 1
         if move is None or (move.before, move.after) != (left, taken) or not (move.is_called or world.has_table):
             self.violate(f"the name moves from {left} to {taken}, and the barrier is {move}")
-        accepted = run.accept_dead if run is not None else 0
         old, new = world.content(left), world.content(taken)
         different = [key for key in sorted(old.keys() | new.keys()) if _version(old, key) != _version(new, key)]
-        if len(different) > accepted:
+        if different:
             key = different[0]
             self.violate(f"at the swap {key} is v{_version(old, key)} in {left} and v{_version(new, key)} in {taken}")
         scopes = (LIVE, other_scope(LIVE, run.generation)) if run is not None else (LIVE,)

@@ -67,7 +67,7 @@ class SimulatedOperator:
         elif rng.random() < 0.04:
             await self._do("pauses run", lambda _, reindex: reindex.pause())
         elif run.state is RunState.CATCHING_UP and not run.swaps and rng.random() < 0.6:
-            await self._do("wants swap", lambda _, reindex: reindex.swap(self._world.accept_dead, 8.0))
+            await self._do("wants swap", lambda _, reindex: reindex.swap(pause_max_s=8.0))
 
     async def _begin(self, controls: Controls) -> None:
         rng, draw = self._world.rng, self._world.rng.random()
@@ -182,7 +182,7 @@ class SimulatedOperator:
                 return
             await self._resume(run)
             if run.state is RunState.CATCHING_UP and not run.swaps:
-                await self._do("", lambda _, reindex: reindex.swap(self._world.accept_dead, 60.0))
+                await self._do("", lambda _, reindex: reindex.swap(pause_max_s=60.0))
 
         await self._until(self._has_ended, urge, what)
 

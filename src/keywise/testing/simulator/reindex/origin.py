@@ -13,9 +13,6 @@ from keywise.testing.lossy_link import LossyLink
 if TYPE_CHECKING:
     from keywise.testing.simulator.reindex.world import ReindexWorld
 
-MALFORMED_KEY = "malformed"
-MALFORMED = b'{"id": "malformed"'
-
 
 class RowBody(msgspec.Struct, frozen=True):
     """A row, and the message that announces it."""
@@ -41,7 +38,6 @@ class SimulatedOrigin:
         self._rng = rng
         self._shards = shards
         self.rows: dict[str, list[RowVersion]] = {}
-        self.has_malformed_row = False
         self.away_until = 0.0
         self._versions = 0
 
@@ -79,8 +75,6 @@ class SimulatedOrigin:
         some = keys[: min(limit, self._rng.choice((1, 2, 2, 3)))]
         rows = [self.body(key, one) for key in some if (one := self.seen(key, now)) is not None and one.is_there]
         is_last = len(some) == len(keys)
-        if is_last and self.has_malformed_row and shard.bounds == "0":
-            rows.append(MALFORMED)
         return Page(rows, some[-1] if some else after or "end", is_last)
 
     def fetch(self, keys: Sequence[str]) -> Mapping[str, bytes]:

@@ -112,13 +112,11 @@ class ReindexWorld(SimulatedWorld):
         self.runs_user_code = rng.random() < 0.3
         self.forget_deletions_s = FORGET_DELETIONS_S if grade is Grade.CONDITIONAL and rng.random() < 0.5 else None
         self.is_consistent = rng.random() < 0.8
-        self.accept_dead = int(rng.random() < 0.15)
         self.database = WatchedDatabase(clock=self.store_now, rng=random.Random(rng.random()))
         self.source = MemorySource(MemoryDatabase(clock=self.now), "queue", visibility_s=20.0)
         self.queue = self.source.database.queue("queue")
         self.store = MemoryStore("sink")
         self.origin = SimulatedOrigin(self.now, rng, rng.choice((1, 2, 3)))
-        self.origin.has_malformed_row = bool(self.accept_dead)
         self.keys = [f"key-{number}" for number in range(rng.randint(3, 9))]
         self.commands: set[Process] = set()
         self.short: set[str] = set()
