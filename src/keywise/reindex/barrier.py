@@ -40,7 +40,7 @@ class Barrier:
     async def raise_for(self, before: str, after: str) -> Controls:
         """Raise the barrier of the live target: from here on the ledger refuses every claim, and every decision.
 
-        It is not raised if an operator has ended the run: nobody would lift the barrier of a run that is not stored.
+        It is not raised if an operator has ended the run: no worker lifts the barrier of a run that is not stored.
         """
         move = Move(before, after, self._token)
         return await self.change_live(

@@ -20,7 +20,7 @@ async def replace_run(pipeline: OpenPipeline, before: ReindexRun | None, after: 
     """Store a run in place of `before`; return False if the stored run is another one by now.
 
     Raises `AdminError` if a new run would begin behind the barrier of an earlier one. Workers look after the barrier of
-    the run that is stored, so nobody would lift it.
+    the run that is stored, so no worker would lift it.
     """
     is_new = after.is_active and (before is None or not before.is_active)
     while True:

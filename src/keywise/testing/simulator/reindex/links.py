@@ -12,7 +12,7 @@ from keywise.core.change import Change, ChangeHeader
 from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetterRequest
 from keywise.core.entry import Advance, Claim, Commit, LeaseTerms
-from keywise.core.errors import UnavailableError
+from keywise.core.errors import AdminError, UnavailableError
 from keywise.core.ledger import ClaimResults
 from keywise.core.transaction import Transaction
 from keywise.core.transfer import TransferPage
@@ -46,7 +46,7 @@ class ReindexLink(LossyLink):
         await asyncio.sleep(late_s)
         try:
             await act()
-        except Exception as error:
+        except (AdminError, UnavailableError) as error:
             self.world.auditor.note(f"a late call is refused: {error!r}")
         finally:
             self.world.served()

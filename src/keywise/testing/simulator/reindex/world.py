@@ -22,7 +22,7 @@ from keywise.flow.pipeline import OpenPipeline
 from keywise.flow.refetch import from_origin
 from keywise.reindex.shards import other_scope
 from keywise.reindex.worker import ReindexWorker
-from keywise.testing.simulated_world import SimulatedWorld
+from keywise.testing.simulated_world import ConsumerWorld
 from keywise.testing.simulator.reindex.auditor import LIVE, SHARDS, ReindexAudit
 from keywise.testing.simulator.reindex.faults import ReindexFaults
 from keywise.testing.simulator.reindex.links import LinkedQueue, LinkedScope, ReindexLink
@@ -91,7 +91,7 @@ class SimulatedWorker:
             group.create_task(self._reindex.run())
 
 
-class ReindexWorld(SimulatedWorld):
+class ReindexWorld(ConsumerWorld):
     """A few workers, an origin, and a sink whose name moves between targets."""
 
     processes = (2, 3)
@@ -100,7 +100,7 @@ class ReindexWorld(SimulatedWorld):
     rest_max_s = REST_MAX_S
     auditor: ReindexAudit
     faults: ReindexFaults
-    workers: dict[Process, SimulatedWorker]
+    workers: dict[Process, Any]
 
     def __init__(self, seed: int, grade: Grade) -> None:
         super().__init__(f"reindex {grade.value} {seed}")
@@ -249,13 +249,14 @@ class ReindexWorld(SimulatedWorld):
     # Processes.
 
     def begin(self, process: Process) -> None:
-        self.workers[process] = worker = SimulatedWorker(self.pipeline(process))
+        worker: Any = SimulatedWorker(self.pipeline(process))
+        self.workers[process] = worker
         process.spawn(self._work(process, worker))
 
     def stop(self, process: Process) -> None:
         """As SIGTERM."""
         self.auditor.note(f"{process.name} is told to stop")
-        self.workers[process].stop()
+        super().stop(process)
 
     def kill(self, process: Process) -> None:
         if process not in self.commands:
@@ -272,14 +273,6 @@ class ReindexWorld(SimulatedWorld):
 
     def resuming(self, process: Process) -> None:
         self.auditor.note(f"{process.name} goes on")
-
-    async def _work(self, process: Process, worker: SimulatedWorker) -> None:
-        try:
-            await worker.run()
-        except Exception as error:
-            self.violate(f"{process.name} died of {error!r}")
-        self.workers.pop(process, None)
-        self.restart_later()
 
     def pipeline(self, process: Process) -> OpenPipeline:
         """Everything as one process sees it."""
