@@ -6,6 +6,7 @@ so live changes do not wait behind them in a lane.
 
 import asyncio
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -62,6 +63,7 @@ class ReindexWorker:
         self._shards = ShardLedger(pipeline.shard_ledger, self._owner, pipeline.settings, pipeline.clock)
         self._stop = asyncio.Event()
         self._page_rows = PAGE_ROWS
+        self._readings = itertools.count()
         self._seen: tuple[int, str] | None = None
         """The generation and the stage of the run that was last reported."""
         self._held: tuple[ReindexRun, float] | None = None
@@ -260,7 +262,8 @@ class ReindexWorker:
         self, run: ReindexRun, queue: HandoverQueue, progress: ShardProgress, page: Page
     ) -> ShardProgress | None:
         """Hand the rows of a page to the pipeline, and wait for them; None if not one of them has ended."""
-        name = f"{run.generation}/{progress.shard.name}/{progress.pages}"
+        # A page that is read again may have other rows, and rows of the first reading may still wait in a lane.
+        name = f"{run.generation}/{progress.shard.name}/{progress.pages}/{next(self._readings)}"
         handover = queue.put(row_deliveries(name, page.rows, self._pipeline.wall()))
         try:
             await handover.settle(SETTLE_S, QUIET_S)
