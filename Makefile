@@ -67,6 +67,7 @@ faults: $(READY) ## Kill and stop real workers and restart their servers, ten ti
 sim: $(READY) ## Simulate 500 seeds with faults
 	$(BIN)/keywise simulate --seeds 500
 	$(BIN)/keywise simulate --serial --seeds 500
+	$(BIN)/keywise simulate --reindex --seeds 200
 
 mutants: $(READY) ## Break each rule on purpose; the simulator has to notice every one
 	PYTHONPATH=tests $(BIN)/python -m mutants

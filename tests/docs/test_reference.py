@@ -19,6 +19,7 @@ from keywise.core.settings import SerialSettings, Settings, public_name
 from keywise.observe import history
 from mutants import MUTANTS
 from mutants.moves import MOVES
+from mutants.reindex import REINDEX_MUTANTS
 from mutants.rows import ROWS
 from tidy.tree import expect_none, modules
 
@@ -141,7 +142,7 @@ def line_faults(text: str, sources: str) -> list[str]:
 def mutant_faults(text: str) -> list[str]:
     return [
         f"rule {mutant.rule} does not name the mutant {mutant.name!r}"
-        for mutant in (*MUTANTS, *ROWS, *MOVES)
+        for mutant in (*MUTANTS, *REINDEX_MUTANTS, *ROWS, *MOVES)
         if mutant.name not in "|".join(row_of(text, str(mutant.rule))[-1:]).strip("| ").split("; ")
     ]
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from keywise.core.sink import Grade
+from keywise.testing.simulator.reindex.seeds import run_reindex_seed
 from keywise.testing.simulator.seeds import SEEDS_A_COLLECTION, Run, quiet, run_seed, side_by_side
 from keywise.testing.simulator.serial.seeds import run_serial_seed
 from mutants import MUTANTS
 from mutants.mutant import Mutant
+from mutants.reindex import REINDEX_MUTANTS
 from mutants.serial import SERIAL_MUTANTS
 
 ERRORS = ("the run ended with ", "an unhandled error: ", " died of ")
@@ -65,15 +67,21 @@ def hunt_serial(mutant: Mutant, seeds: Sequence[int]) -> Hunt:
     return hunt(mutant, seeds, run_serial_seed)
 
 
+def hunt_reindex(mutant: Mutant, seeds: Sequence[int]) -> Hunt:
+    """Hunt for a mutant of reindexes and swaps."""
+    return hunt(mutant, seeds, run_reindex_seed)
+
+
 def hunt_all(seeds: Sequence[int], jobs: int) -> Iterator[Hunt]:
     """Hunt for every mutant on several processes; each hunt is handed out as it ends."""
-    names = [mutant.name for mutant in (*MUTANTS, *SERIAL_MUTANTS)]
+    names = [mutant.name for mutant in (*MUTANTS, *REINDEX_MUTANTS, *SERIAL_MUTANTS)]
     return side_by_side(hunt_named, [(name, seeds) for name in names], jobs)
 
 
 def hunt_named(name: str, seeds: Sequence[int]) -> Hunt:
     """By name, because a mutant holds functions that cannot be sent to another process."""
-    for mutant in SERIAL_MUTANTS:
-        if mutant.name == name:
-            return hunt_serial(mutant, seeds)
+    for mutants, hunt_one in ((SERIAL_MUTANTS, hunt_serial), (REINDEX_MUTANTS, hunt_reindex)):
+        for mutant in mutants:
+            if mutant.name == name:
+                return hunt_one(mutant, seeds)
     return hunt(next(mutant for mutant in MUTANTS if mutant.name == name), seeds)

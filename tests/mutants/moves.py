@@ -13,7 +13,7 @@ from mutants.mutant import Mutant
 _decide_under = rules.decide_under
 
 
-def _passed_by(passes: Callable[[LeaseTerms | None], bool]) -> Callable[..., Refusal | None]:
+def passed_by(passes: Callable[[LeaseTerms | None], bool]) -> Callable[..., Refusal | None]:
     """A rule that does not see the barrier if these terms pass it."""
 
     def decide_under(
@@ -48,9 +48,9 @@ def _broken(name: str, broken: Callable[..., Refusal | None]) -> Mutant:
 
 
 MOVES = (
-    _broken("a claim passes the barrier", _passed_by(lambda terms: terms is not None and not terms.move_token)),
-    _broken("a transaction passes the barrier", _passed_by(lambda terms: terms is None)),
-    _broken("an operator passes the barrier", _passed_by(lambda terms: terms is not None and terms.despite_pause)),
-    _broken("an old token passes the barrier", _passed_by(lambda terms: terms is not None and terms.move_token > 0)),
+    _broken("a claim passes the barrier", passed_by(lambda terms: terms is not None and not terms.move_token)),
+    _broken("a transaction passes the barrier", passed_by(lambda terms: terms is None)),
+    _broken("an operator passes the barrier", passed_by(lambda terms: terms is not None and terms.despite_pause)),
+    _broken("an old token passes the barrier", passed_by(lambda terms: terms is not None and terms.move_token > 0)),
     _broken("the barrier holds up its own swap", _held_up),
 )

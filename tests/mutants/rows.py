@@ -1,6 +1,6 @@
 """Variants that break the rule on rows of a reindex.
 
-The simulator has no rows yet, so the random histories in `core/row_histories.py` have to find them.
+The random histories in `core/row_histories.py` find them; `reindex.py` beside this file has those of the simulator.
 """
 
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ def _forced_write_refused(entry: Entry, header: ChangeHeader, now: float, policy
     return _against_mark(entry, replace(header, is_row=True), now, policy)
 
 
-def _by_generation(entry: Entry, header: ChangeHeader, now: float, policy: LedgerPolicy) -> Refusal | None:
+def by_generation(entry: Entry, header: ChangeHeader, now: float, policy: LedgerPolicy) -> Refusal | None:
     mark, order = entry.mark, header.order
     if mark is None or order is None or order[1] == mark[1]:
         return _against_mark(entry, header, now, policy)
@@ -43,5 +43,5 @@ ROWS = (
     Mutant("a row undoes a removal", 16, rules, "_against_mark", _restored),
     Mutant("a newer row does not restore a key", 16, rules, "_against_mark", _kept_removed_for_ever),
     Mutant("a forced write does not restore a key", 16, rules, "_against_mark", _forced_write_refused),
-    Mutant("generation before version", 16, rules, "_against_mark", _by_generation),
+    Mutant("generation before version", 16, rules, "_against_mark", by_generation),
 )

@@ -11,6 +11,7 @@ from keywise.core.controls import RunState
 from keywise.core.errors import KeywiseError
 from keywise.core.origin import Shard
 from keywise.reindex import report as reports
+from keywise.reindex.admin import needs_origin
 from reindex.reindex_rig import Away, Catalogue, Works, report_of, row
 from running import run
 
@@ -121,6 +122,20 @@ def test_a_shard_that_does_not_move_is_stalled_and_names_its_worker(tmp_path: Pa
         assert end.stalled == ()
 
     run(story(), limit_s=60)
+
+
+def test_a_row_that_is_postponed_after_the_sweep_is_not_waited_for(tmp_path: Path):
+    """A worker that was stopped with a page that another one has read."""
+    _, works = works_of(tmp_path)
+
+    async def story() -> int:
+        ended = await works.runs()
+        async with works.opened() as pipeline:
+            _, shards = needs_origin(pipeline)
+            await shards.postpone(["k01"], ended.run.generation)
+        return (await works.report()).postponed
+
+    assert run(story(), limit_s=60) == 0
 
 
 def test_a_run_without_workers_says_so_and_a_paused_one_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -5,13 +5,16 @@ import itertools
 import os
 
 import pytest
+from msgspec.structs import replace
 
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.controls import RunState
+from keywise.core.controls import Move, RunState
 from keywise.core.entry import LeaseTerms, RefusalReason
 from keywise.core.errors import AdminError
 from keywise.core.events import SwapRefused, TargetSwapped
+from keywise.reindex.barrier import Barrier
 from keywise.reindex.plan import RunPlan
+from keywise.reindex.targets import NO_TOKEN
 from reindex.catalogue import Catalogue, run_of
 from running import run
 from servers import shared
@@ -202,6 +205,59 @@ def test_a_worker_that_was_stopped_cannot_write_into_a_new_target_with_the_name_
 
     results = run(story())
     assert not results.granted and results.refused["k1"].reason is RefusalReason.PAUSED
+
+
+def test_no_rollback_begins_to_a_target_whose_drop_was_killed(catalogue):
+    async def story():
+        async with catalogue.working():
+            await catalogue.build("pages_1")
+            controls = await catalogue.swap()
+        async with catalogue.acting() as admin:
+            spare = controls.spare
+            async with admin.pipeline.open_target(spare, controls.spare_generation) as other:
+                # As far as the killed command came: nothing is claimed in its scope any more.
+                before = await other.control_store.controls()
+                closed = replace(before, move=Move(spare, spare, NO_TOKEN))
+                assert await other.control_store.replace_controls(before, closed)
+            with pytest.raises(AdminError, match=f"{spare} is being dropped"):
+                await admin.rollback()
+            return spare, await admin.drop()
+
+    spare, dropped = run(story())
+    assert spare == dropped != ""
+
+
+def test_no_run_begins_behind_the_barrier_of_one_that_was_ended(catalogue):
+    """Workers look after the barrier of the run that is stored, so nobody would lift it."""
+
+    async def story():
+        async with catalogue.working():
+            await catalogue.build("pages_1")
+            await catalogue.swap()
+        async with catalogue.acting() as admin:
+            store = admin.pipeline.control_store
+            back = await admin.rollback()
+            raised = replace(before := await store.controls(), move=Move(back.live, back.into, 1))
+            assert await store.replace_controls(before, raised)
+            await admin.cancel()
+            for begin in (lambda: admin.start(RunPlan(is_checked=False)), admin.rollback):
+                with pytest.raises(AdminError, match="a swap is being called off"):
+                    await begin()
+
+    run(story())
+
+
+def test_no_barrier_is_raised_for_a_run_that_was_ended(catalogue):
+    async def story():
+        async with catalogue.working():
+            await catalogue.build("pages_1")
+        async with catalogue.acting() as admin:
+            pipeline = admin.pipeline
+            ended = await admin.cancel()
+            async with pipeline.open_target(ended.into, ended.generation) as other:
+                return await Barrier(pipeline, other, 1).raise_for(ended.live, ended.into)
+
+    assert run(story()).move is None
 
 
 def test_the_old_target_is_dropped_with_its_scope_and_then_there_is_no_way_back(catalogue):

@@ -15,7 +15,15 @@ from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import report_run
 from keywise.reindex.run_state import replace_run
 from keywise.reindex.shards import ShardLedger
-from keywise.reindex.targets import check_beside, create_beside, drop_beside, left_target, open_beside, target_of
+from keywise.reindex.targets import (
+    check_beside,
+    check_spare,
+    create_beside,
+    drop_beside,
+    left_target,
+    open_beside,
+    target_of,
+)
 from keywise.reindex.version_check import check_rows, check_versions
 
 
@@ -176,6 +184,7 @@ class ReindexAdmin:
     async def rollback(self, pause_max_s: float | None = None) -> ReindexRun:
         """Let the spare catch up, and let a worker swap back to it: nothing that was written since the swap is lost."""
         controls = await self.returnable()
+        await check_spare(self.pipeline, controls)
         back = ReindexRun(
             controls.spare_generation,
             RunState.CATCHING_UP,

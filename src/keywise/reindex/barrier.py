@@ -38,9 +38,14 @@ class Barrier:
         return controls.move
 
     async def raise_for(self, before: str, after: str) -> Controls:
-        """Raise the barrier of the live target: from here on the ledger refuses every claim, and every decision."""
+        """Raise the barrier of the live target: from here on the ledger refuses every claim, and every decision.
+
+        It is not raised if an operator has ended the run: no worker lifts the barrier of a run that is not stored.
+        """
         move = Move(before, after, self._token)
-        return await self.change_live(lambda controls: replace(controls, move=move))
+        return await self.change_live(
+            lambda controls: replace(controls, move=move) if is_wanted(controls, move) else controls
+        )
 
     async def lift(self) -> None:
         """Lift the barrier of the live target: the swap is called off. Does nothing if the swap can only go forward."""
@@ -65,6 +70,12 @@ class Barrier:
             if await pipeline.retry_until_reachable(LEDGER, partial(store.replace_controls, before, after)):
                 pipeline.controls = after
                 return after
+
+
+def is_wanted(controls: Controls, move: Move) -> bool:
+    """Whether the run whose target takes the name is still going on."""
+    run = controls.run
+    return run is not None and run.is_active and run.into == move.after
 
 
 def _is_called(controls: Controls) -> bool:

@@ -97,6 +97,8 @@ class BesideWork:
                     await swap.finish(move)
                     return
                 await barrier.lift()
+            if not await self._is_current():
+                return  # The worker before this one has swapped after all, just before it was overtaken.
             repairer = Repairer(other, of_other, despite_pause=True)
             while not is_over():
                 if await self._catch_up_once(claim, catch_up, swap):

@@ -120,7 +120,7 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
         return None
     now, counts = await pipeline.admin.now(), Counter[str]()
     read = begun = postponed = holders = 0
-    sweep, catch_up, moved_at = SweepProgress(), CatchUpProgress(), run.started_at
+    sweep, catch_up, moved_at, is_swept = SweepProgress(), CatchUpProgress(), run.started_at, False
     working, progresses = list[ShardReport](), list[ShardProgress]()
     async for key, entry in shards.entries():
         number = number_of(key)
@@ -128,7 +128,7 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
             holders += _is_held(entry, now)
             moved_at = max(moved_at, entry.updated_at)
         if key == SWEEP:
-            sweep = _sweep_of(entry, run)
+            sweep, is_swept = _sweep_of(entry, run), is_read(entry, run.generation)
             if entry.attempts and run.state is RunState.SWEEPING:
                 working.append(_shard_report("sweep", 0, entry, now))
         elif key == CATCH_UP:
@@ -158,7 +158,9 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
         rows_expected=rows_expected(progresses),
         seconds=max(0.0, ended_at - run.started_at),
         gone=_needing_consent(run, catch_up.gone if run.is_beside else sweep.gone),
-        postponed=postponed,
+        # A worker that was stopped may postpone rows of its last page when another one has read them, and the sweep
+        # has ended: nothing is left to do for them.
+        postponed=0 if is_swept else postponed,
         swept=sweep.counts,
         quiet_s=max(0.0, now - moved_at),
         holders=holders,

@@ -20,7 +20,7 @@ class GoneKey(Delivery, frozen=True, gc=False):
 
 
 def row_deliveries(name: str, rows: Iterable[bytes], sent_at: float) -> list[Delivery]:
-    """Make a delivery of each row. `name` is unique among the pages that are handed over at the same time."""
+    """Make a delivery of each row. `name` is unique among the pages that one worker hands over."""
     return [Delivery(f"{name}/{number}", 0, row, sent_at) for number, row in enumerate(rows)]
 
 

@@ -5,6 +5,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from keywise.core.controls import ReindexRun, RunState
+from keywise.core.errors import AdminError
 from keywise.flow.pipeline import LEDGER, OpenPipeline
 
 
@@ -16,13 +17,20 @@ async def move_run(pipeline: OpenPipeline, run: ReindexRun, state: RunState) -> 
 
 
 async def replace_run(pipeline: OpenPipeline, before: ReindexRun | None, after: ReindexRun | None) -> bool:
-    """Store a run, or none, in place of `before`; return False if the stored run is another one by now."""
+    """Store a run, or none, in place of `before`; return False if the stored run is another one by now.
+
+    Raises `AdminError` if a new run would begin behind the barrier of an earlier one. Workers look after the barrier of
+    the run that is stored, so no worker would lift it.
+    """
+    is_new = after is not None and after.is_active and (before is None or not before.is_active)
     while True:
         controls = await pipeline.retry_until_reachable(LEDGER, pipeline.control_store.controls)
         if controls.run == after:
             return True  # The answer to an earlier call was lost.
         if controls.run != before:
             return False
+        if is_new and controls.move is not None:
+            raise AdminError("a swap is being called off; try again in some seconds")
         reached = controls.generation if after is None else max(controls.generation, after.generation)
         changed = replace(controls, run=after, generation=reached)
         if await pipeline.retry_until_reachable(

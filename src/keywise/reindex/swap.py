@@ -10,7 +10,7 @@ from keywise.core.controls import Controls, Move, ReindexRun, RunState
 from keywise.core.errors import AdminError, UnavailableError
 from keywise.core.target import AliasSink, RenamingSink
 from keywise.flow.pipeline import LEDGER, OpenPipeline
-from keywise.reindex.barrier import Barrier
+from keywise.reindex.barrier import Barrier, is_wanted
 from keywise.reindex.catch_up import CatchUp
 from keywise.reindex.comparison import Comparison
 from keywise.reindex.targets import fault_of_name
@@ -19,6 +19,7 @@ CLAIMS_LOOK_S = 0.05
 """How often a swap looks whether claims are still held."""
 LAG_LOOK_S = 0.2
 """How often it looks whether the origin has caught up."""
+ENDED = "the run was ended meanwhile"
 SINK = "sink"
 """The name of the sink in `Unavailable` events."""
 
@@ -35,7 +36,8 @@ class Swap:
         """Swap to the target of the run; return why that was called off, or an empty text."""
         began = self._live.clock()
         controls = await self._barrier.raise_for(run.live, run.into)
-        assert controls.move is not None, "it was just raised"
+        if controls.move is None:
+            return ENDED
         cause = "the worker was stopped"
         try:
             cause = await self._equalise(run, began + run.pause_max_s) or await self._move(controls.move, began)
@@ -97,7 +99,7 @@ class Swap:
             return str(error)
         noted = await self._barrier.change_live(lambda controls: _called(controls, move))
         if noted.move is None or not noted.move.is_called:
-            return "the run was ended meanwhile"
+            return ENDED
         await self._call(noted.move, began)
         return ""
 
@@ -109,8 +111,8 @@ class Swap:
             before = await live.retry_until_reachable(LEDGER, live.control_store.controls)
             if before.move is None and before.target == move.after:
                 break  # The answer to an earlier commit was lost.
-            if before.move is None or before.move.token != move.token or not _is_wanted(before, move):
-                return "the run was ended meanwhile"
+            if before.move is None or before.move.token != move.token or not is_wanted(before, move):
+                return ENDED
             try:
                 async with live.ledger.transaction() as transaction:
                     if not await transaction.replace_controls(before, _ended(before, move, ended_at)):
@@ -156,14 +158,9 @@ class Swap:
         live.emit(events.TargetSwapped(pipeline=live.name, before=move.before, after=move.after, seconds=seconds))
 
 
-def _is_wanted(controls: Controls, move: Move) -> bool:
-    run = controls.run
-    return run is not None and run.is_active and run.into == move.after
-
-
 def _called(controls: Controls, move: Move) -> Controls:
     """Return the controls with the note that the name is called to move; unchanged if an operator has ended the run."""
-    return replace(controls, move=replace(move, is_called=True)) if _is_wanted(controls, move) else controls
+    return replace(controls, move=replace(move, is_called=True)) if is_wanted(controls, move) else controls
 
 
 def _ended(controls: Controls, move: Move, ended_at: float) -> Controls:

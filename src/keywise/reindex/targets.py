@@ -109,6 +109,22 @@ async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, k
         await store.replace_controls(before, replace(before, spare="", spare_generation=0, run=dropped))
 
 
+async def check_spare(pipeline: OpenPipeline, controls: Controls) -> None:
+    """Raise `AdminError` if the spare is dropped in part: a drop was killed before the controls forgot the spare."""
+    assert pipeline.open_target is not None, "a run beside has filled it"
+    spare = controls.spare
+    try:
+        async with pipeline.open_target(spare, controls.spare_generation) as other:
+            is_dropped = (await other.control_store.controls()).move == Move(spare, spare, NO_TOKEN)
+    except DatabaseError:
+        is_dropped = True
+    if is_dropped:
+        raise AdminError(
+            f"{spare} is being dropped, and nothing can go back to it; end that with keywise reindex drop "
+            f"{pipeline.name}"
+        )
+
+
 async def _close(other: OpenPipeline, target: str) -> None:
     """Refuse every later claim in the scope of a dropped target.
 

@@ -6,6 +6,7 @@ so live changes do not wait behind them in a lane.
 
 import asyncio
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -67,6 +68,7 @@ class ReindexWorker:
         """Without the governor, which observes live changes only."""
         self._governor = RowGovernor(pipeline.wall, pipeline.debounce.quiet_s if pipeline.debounce else 0.0)
         pipeline.observers = (*pipeline.observers, self._governor)
+        self._readings = itertools.count()
         self._seen: tuple[int, str] | None = None
         """The generation and the stage of the run that was last reported."""
         self._held: tuple[ReindexRun, float] | None = None
@@ -271,7 +273,8 @@ class ReindexWorker:
         self, run: ReindexRun, queue: HandoverQueue, progress: ShardProgress, page: Page
     ) -> ShardProgress | None:
         """Hand the rows of a page to the pipeline, and wait for them; None if not one of them has ended."""
-        name = f"{run.generation}/{progress.shard.name}/{progress.pages}"
+        # A page that is read again may have other rows, and rows of the first reading may still wait in a lane.
+        name = f"{run.generation}/{progress.shard.name}/{progress.pages}/{next(self._readings)}"
         handover = queue.put(row_deliveries(name, page.rows, self._pipeline.wall()))
         try:
             await handover.settle(SETTLE_S, QUIET_S)

@@ -106,6 +106,8 @@ async def test_a_generation_comes_after_the_version():
         assert rows(table)["k"]["text"] == "again"
         assert await applied(sink, at("k", (0, 5, 2), text="repaired"), is_repair=True) == [APPLIED]
         assert rows(table)["k"]["text"] == "repaired"
+        assert await applied(sink, at("k", (0, 5, 1), text="at the mark"), is_repair=True) == [APPLIED]
+        assert (rows(table)["k"]["text"], rows(table)["k"]["reindexVersion"]) == ("at the mark", 1)
         assert await applied(sink, at("k", (0, 6, 0), text="live")) == [APPLIED]
         assert await applied(sink, at("k", (0, 5, 9), text="late row")) == [SUPERSEDED]
         assert (rows(table)["k"]["text"], rows(table)["k"]["reindexVersion"]) == ("live", 0)

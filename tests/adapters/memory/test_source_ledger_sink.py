@@ -15,7 +15,7 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.admin import LedgerCounts
-from keywise.core.change import Change, ChangeHeader, order_of
+from keywise.core.change import VERSION_MIN, Change, ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, Claim, Commit, LeaseTerms, LedgerPolicy, RefusalReason
 from keywise.core.errors import AddressError
@@ -344,6 +344,34 @@ def test_a_conditional_store_takes_the_version_that_it_holds_again_from_a_repair
     older, equal = (Change("a", order_of(version), deleted=True) for version in (1, 2))
     results = [asyncio.run(sink.apply([change], [Claim("a", None, False, 2)])) for change in (older, equal)]
     assert (results, sink.stored["a"].deleted) == ([[SUPERSEDED], [APPLIED]], True)
+
+
+def test_a_repair_undoes_a_forced_write_that_was_never_committed():
+    sink = MemorySink(Grade.CONDITIONAL)
+    sink.write(Change("a", (0, 2, 3), deleted=True), token=1)
+    at_the_mark = Change("a", (0, 2, 1))
+    assert sink.write(at_the_mark, token=2) == SUPERSEDED
+    assert sink.write(at_the_mark, token=3, repairs=True) == APPLIED
+    assert sink.stored["a"].order == (0, 2, 1)
+
+
+def test_a_key_of_unknown_version_is_removed_at_the_version_that_the_store_holds():
+    sink = MemorySink(Grade.CONDITIONAL)
+    sink.write(Change("a", order_of(3)), token=1)
+    assert sink.write(Change("a", order_of(VERSION_MIN), deleted=True), token=2) == APPLIED
+    assert (sink.stored["a"].order, sink.stored["a"].deleted) == (order_of(3), True)
+
+
+def test_the_list_of_entries_has_nothing_that_is_not_committed():
+    async def story() -> tuple[list[str], list[str]]:
+        ledger = MemoryLedger(MemoryDatabase(), "a", LedgerPolicy())
+        async with ledger.transaction() as transaction:
+            await transaction.mark([ChangeHeader("k", order_of(1))])
+            before = await ledger.transfer.page("", 10)
+        after = await ledger.transfer.page("", 10)
+        return [key for key, _ in before.entries], [key for key, _ in after.entries]
+
+    assert asyncio.run(story()) == ([], ["k"])
 
 
 def test_a_store_that_forgets_deletions_takes_an_old_version_again():

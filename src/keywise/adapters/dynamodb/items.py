@@ -177,27 +177,26 @@ def write_of(change: Change[Any], claim: Claim, key: str, names: Names) -> Condi
         item[names.generation] = number(generation)
     if change.deleted:
         item[names.tombstone] = {"BOOL": True}
-    # A repair (its claim has no order) writes again at the order that the table has.
+    # A repair (its claim has no order) writes again at the version that the table has.
     condition, used = _condition(names, generation, is_repeat=claim.order is None)
     values = {":version": number(version)} | ({":generation": number(generation)} if "#generation" in used else {})
     return ConditionalPut(item, change.deleted, version, generation, condition, used, values)
 
 
 def _condition(names: Names, generation: int, *, is_repeat: bool) -> tuple[str, dict[str, str]]:
-    """Return the condition that accepts a newer order, and an equal one if it is a repeat, with the names that it uses.
+    """Return the condition that accepts a newer order, and an equal version if it is a repeat, with the names it uses.
 
     Attributes have other names in it, because theirs may be reserved words.
     """
     used = {"#version": names.version}
-    if not names.generation:
-        # Without generations, a reindex and an operator write again at the version that is there.
-        compared = "<=" if is_repeat or generation > 0 else "<"
-        return f"attribute_not_exists(#version) OR #version {compared} :version", used
+    if is_repeat or (generation > 0 and not names.generation):
+        # A repair writes below a forced write of the same version that was never committed. Without generations, a
+        # reindex and an operator also write again at the version that is there.
+        return "attribute_not_exists(#version) OR #version <= :version", used
     newer = "attribute_not_exists(#version) OR #version < :version"
-    if not is_repeat and generation == 0:
+    if generation == 0:
         return newer, used
-    compared = "<=" if is_repeat else "<"
-    same = f"attribute_not_exists(#generation) OR #generation {compared} :generation"
+    same = "attribute_not_exists(#generation) OR #generation < :generation"
     return f"{newer} OR (#version = :version AND ({same}))", used | {"#generation": names.generation}
 
 

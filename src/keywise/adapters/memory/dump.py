@@ -25,9 +25,10 @@ class MemoryLedgerTransfer:
         return sorted(name for name, scope in self._database.scopes.items() if _holds_something(scope))
 
     async def page(self, cursor: str, limit: int) -> TransferPage:
-        entries: list[Row] = [("1", key, (key, entry)) for key, entry in sorted(self._scope.entries.items())]
-        letters: list[Row] = [("2", f"{n:020}", kept) for n, kept in sorted(self._scope.letters.items())]
-        lines: list[Row] = [("3", f"{n:020}", line) for n, line in sorted(self._scope.lines.items())]
+        committed, scope = self._database.committed, self._scope
+        entries: list[Row] = [("1", key, (key, entry)) for key, entry in sorted(committed(scope.entries).items())]
+        letters: list[Row] = [("2", f"{n:020}", kept) for n, kept in sorted(committed(scope.letters).items())]
+        lines: list[Row] = [("3", f"{n:020}", line) for n, line in sorted(committed(scope.lines).items())]
         after = tuple(cursor.split(":", 1)) if cursor else ("", "")
         found = list(islice((row for row in (*entries, *letters, *lines) if row[:2] > after), limit))
         by_kind = {kind: [thing for one, _, thing in found if one == kind] for kind in "123"}

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.targets import MemoryStore, MemoryTables, MemoryTarget, Stored, Write, writes_of
-from keywise.core.change import Change, is_unversioned
+from keywise.core.change import VERSION_MIN, Change, is_unversioned
 from keywise.core.clock import Clock, boot_time
 from keywise.core.entry import Claim
 from keywise.core.errors import AddressError
@@ -62,15 +62,20 @@ class MemorySink:
         ]
 
     def write(self, change: Change[Any], token: int, *, repairs: bool = False) -> SinkResult:
-        """Accept one write, or refuse it if the store holds something newer. A repair also writes at an equal order."""
-        place = self._place()
+        """Accept one write, or refuse it if the store holds something newer.
+
+        A repair writes at the version that is there, also below a forced write that was never committed.
+        """
+        place, order = self._place(), change.order
         held = self._held(place.stored, change.key)
-        if self.grade is Grade.CONDITIONAL and held is not None and held.order >= change.order:
-            if held.order > change.order:
-                return SUPERSEDED
-            if not repairs:
+        if self.grade is Grade.CONDITIONAL and held is not None and _is_removal(change):
+            order = held.order
+        elif self.grade is Grade.CONDITIONAL and held is not None and held.order >= change.order:
+            if held.order == change.order and not repairs:
                 return APPLIED  # An earlier try arrived though its answer was lost.
-        place.stored[change.key] = Stored(change.order, change.deleted, change.body, self._clock())
+            if not repairs or held.order[:2] > change.order[:2]:
+                return SUPERSEDED
+        place.stored[change.key] = Stored(order, change.deleted, change.body, self._clock())
         place.writes.append(Write(change.key, change.order, change.deleted, token))
         return APPLIED
 
@@ -190,6 +195,11 @@ class MemoryTable:
     @property
     def _table(self) -> str:
         return self._targets.place_of(self._target) if self._target else self._name
+
+
+def _is_removal(change: Change[Any]) -> bool:
+    """Whether an operator or a repair removes a key whose version is unknown: it is deleted at the version it has."""
+    return change.deleted and change.order[1] == VERSION_MIN
 
 
 def _contents(stored: Mapping[str, Stored], keys: Sequence[str]) -> dict[str, Content]:

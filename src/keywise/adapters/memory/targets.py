@@ -78,6 +78,9 @@ class MemoryStore:
     def drop(self, target: str) -> None:
         if target == self.current:
             raise AdminError(f"{target!r} is the live target of {self.name}")
+        found = self.targets.get(target)
+        if found is not None and found.note is None and not found.guards:
+            raise AdminError(f"no reindex has built {target!r}, and {self.name} has never left it")
         self.targets.pop(target, None)
 
 
