@@ -45,10 +45,6 @@ def _claims_survive(of_live: bool) -> Callable[..., KeyState]:
     return state
 
 
-async def _barrier_of_live_only(self: Barrier, before: str, after: str) -> Move | None:
-    return (await self._change(self._live, self._with_token)).move
-
-
 def _late_call_counts(self: MemoryStore, before: str, after: str, epoch: int) -> None:
     if self.current == before:
         self.targets[after].guards.discard(epoch)
@@ -127,7 +123,6 @@ def _as_it_was_opened(self: MemorySink) -> MemoryTarget:
 
 REINDEX_MUTANTS: tuple[Mutant, ...] = (
     Mutant("an expired token survives the swap", 25, Comparison, "_state", _claims_survive(of_live=True)),
-    Mutant("the other target has no barrier", 25, Barrier, "take_over", _barrier_of_live_only),
     Mutant("claims of the other scope survive the swap", 25, Comparison, "_state", _claims_survive(of_live=False)),
     Mutant(
         "a forced write passes the barrier",
