@@ -26,8 +26,7 @@ QUICK_MUTANTS = {
     "a half-built target is adopted": 15,
     "a half-built table is adopted": 15,
     "a worker goes on with the old target": 15,
-    "a pass believes gone once": 15,
-    "a sweep believes gone once": 25,
+    "a sweep believes gone once": 40,
     "a cursor moves before its rows end": 15,
 }
 
