@@ -173,6 +173,10 @@ class Repairer:
                     self._heartbeat.check([claim])  # Reading may have taken long.
                     sink: Sink = pipeline.sink  # type: ignore[assignment]
                     [result] = await sink.apply([current], [claim])
+                    if result.outcome is Outcome.SUPERSEDED and current.deleted:
+                        # The key is gone, and the sink holds a write of it that was never committed, above the mark.
+                        removal: Change[Any] = Change(claim.key, _LOWEST, deleted=True)
+                        [result] = await sink.apply([removal], [claim])
         except (Exception, asyncio.CancelledError) as error:
             # A CancelledError may come from user code; only one that cancels this task is passed on.
             task = asyncio.current_task()
