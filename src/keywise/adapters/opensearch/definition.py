@@ -109,7 +109,7 @@ def definition_like(index: IndexState) -> dict[str, Any]:
 
 
 def digest_of(definition: Mapping[str, Any]) -> str:
-    """Return a digest of a definition that depends on neither the order of its fields nor the white space of its file."""
+    """Return a digest that depends on neither the order of the fields nor the white space of the file."""
     return hashlib.sha256(msgspec.json.encode(definition, order="sorted")).hexdigest()
 
 
