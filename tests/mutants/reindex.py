@@ -81,7 +81,7 @@ def _gone_at_once(self: CatchUp, gap: Any, this: Any) -> None:
     this.gone.append(gap)
 
 
-async def _never_asked_again(self: Sweep, claim: Any, is_over: Callable[[], bool]) -> bool:
+async def _never_asked_again(self: Sweep, claim: Any) -> bool:
     return await self._hand_over([gone_delivery(key, mark, 0.0) for key, mark in self._missing.items()])
 
 
