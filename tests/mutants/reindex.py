@@ -123,7 +123,14 @@ def _as_it_was_opened(self: MemorySink) -> MemoryTarget:
 
 REINDEX_MUTANTS: tuple[Mutant, ...] = (
     Mutant("an expired token survives the swap", 25, Comparison, "_state", _claims_survive(of_live=True)),
-    Mutant("claims of the other scope survive the swap", 25, Comparison, "_state", _claims_survive(of_live=False)),
+    Mutant(
+        "claims of the other scope survive the swap",
+        25,
+        Comparison,
+        "_state",
+        _claims_survive(of_live=False),
+        Grade.ATOMIC,
+    ),
     Mutant(
         "a forced write passes the barrier",
         25,
