@@ -30,6 +30,7 @@ from mutants.moves import passed_by
 from mutants.mutant import Mutant
 from mutants.rows import by_generation
 
+_move = MemoryStore.move
 _state = Comparison._state
 
 
@@ -46,10 +47,12 @@ def _claims_survive(of_live: bool) -> Callable[..., KeyState]:
 
 
 def _late_call_counts(self: MemoryStore, before: str, after: str, epoch: int) -> None:
-    if self.current == before:
+    if self.current == before and after in self.targets:
         self.targets[after].guards.discard(epoch)
         self.targets[before].guards.add(epoch + 1)
         self.current = after
+    else:
+        _move(self, before, after, epoch)
 
 
 async def _called_off(self: Swap, move: Move) -> None:
@@ -81,7 +84,7 @@ def _gone_at_once(self: CatchUp, gap: Any, this: Any) -> None:
     this.gone.append(gap)
 
 
-async def _never_asked_again(self: Sweep, claim: Any, is_over: Callable[[], bool]) -> bool:
+async def _never_asked_again(self: Sweep, claim: Any) -> bool:
     return await self._hand_over([gone_delivery(key, mark, 0.0) for key, mark in self._missing.items()])
 
 
