@@ -19,6 +19,7 @@ SELDOM = {"crash with a last row", "operator starts some rows"}
 # Each is found within so many seeds; `make mutants` hunts for all of them.
 QUICK_MUTANTS = {
     "an expired token survives the swap": 25,
+    "claims of the other scope survive the swap": 20,
     "generation hides a newer version": 15,
     "two workers swap at once": 25,
     "a swap is called off after its call": 25,

@@ -347,7 +347,7 @@ class ReindexAudit(RunLog):
         if controls.move is not None or (controls.run is not None and controls.run.is_active):
             self.violate(f"not at rest: {controls.move}, {controls.run}")
         content = world.content(world.current_target())
-        for key in world.keys:
+        for key in (*world.keys, *world.strays.keys):
             self._check_key(key, content)
 
     def _check_key(self, key: str, content: Mapping[str, Stored]) -> None:

@@ -24,6 +24,8 @@ FAULT_KINDS = (
     "message twice",
     "no message",
     "row that is soon gone",
+    "stray row",
+    "stop with a stray row",
 )
 STEP_KINDS = (
     "operator starts in place",

@@ -101,6 +101,7 @@ class LinkedScope(Linked[MemoryLedger], over=MemoryLedger):
 
         results = await self._link.call(act)
         await self._perhaps_die(results.granted)
+        await self._world.strays.claimed(self._link.process, self._scope, results.granted)
         return results
 
     async def _perhaps_die(self, claims: Sequence[Claim]) -> None:
@@ -145,6 +146,7 @@ class LinkedScope(Linked[MemoryLedger], over=MemoryLedger):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
+        await self._world.strays.writing(self._link.process, self._scope)
         session = Session(database=self.database)
         transaction = WatchedTransaction(self._server, self._world, session, self._scope)
         session.on_commit = transaction.report

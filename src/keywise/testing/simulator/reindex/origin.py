@@ -65,6 +65,10 @@ class SimulatedOrigin:
         later = [one for one in self.rows[key] if since < one.visible_at <= self._now()]
         return seen if seen is not None and all(one.is_there for one in (seen, *later)) else None
 
+    def last_key(self, name: str, shard: Shard, number: int) -> str:
+        """Return a key of a shard; with a name after that of its other keys, it is the last one."""
+        return f"{name}-{number * self._shards + int(shard.bounds)}"
+
     def shards(self) -> list[Shard]:
         return [Shard(f"s{number}", str(number)) for number in range(self._shards)]
 
@@ -113,6 +117,7 @@ class LinkedOrigin:
     async def scan(self, shard: Shard, after: str, limit: int) -> Page:
         async def act() -> Page:
             self._meet_faults()
+            self._world.strays.reading(shard)
             return self._server.page(shard, after, limit)
 
         page = await self._link.call(act)

@@ -29,6 +29,7 @@ from keywise.testing.simulator.reindex.links import LinkedQueue, LinkedScope, Re
 from keywise.testing.simulator.reindex.operator import FOREIGN, SimulatedOperator
 from keywise.testing.simulator.reindex.origin import LinkedOrigin, SimulatedOrigin
 from keywise.testing.simulator.reindex.sinks import LinkedAlias, LinkedTable
+from keywise.testing.simulator.reindex.strays import StrayRows
 from keywise.testing.virtual_loop import Process, outside
 
 FAULTS_S = 400.0
@@ -121,6 +122,7 @@ class ReindexWorld(ConsumerWorld):
         self.commands: set[Process] = set()
         self.short: set[str] = set()
         """Keys whose row is soon gone, and was never announced."""
+        self.strays = StrayRows(self, random.Random(f"stray rows {grade.value} {seed}"))
         self.auditor = ReindexAudit(self)
         self._operator = SimulatedOperator(self)
         self._under_way = 0
