@@ -34,7 +34,7 @@ LOOK_S = 0.05
 MOVES = ((OpenSearchSink, "move_name"), (PostgresSink, "exchange"), (SqliteSink, "exchange"))
 STEPS: dict[str, tuple[tuple[tuple[type, str], ...], bool]] = {
     "catching up": (((CatchUp, "run"),), True),
-    "barrier set": (((Barrier, "raise_for"),), True),
+    "barrier set": (((Barrier, "set_live"),), True),
     "before the call": (MOVES, False),
     "after the call": (MOVES, True),
     "after": (((BesideWork, "_swap"),), True),

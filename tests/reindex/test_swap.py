@@ -255,7 +255,7 @@ def test_no_barrier_is_raised_for_a_run_that_was_ended(catalogue):
             pipeline = admin.pipeline
             ended = await admin.cancel()
             async with pipeline.open_target(ended.into, ended.generation) as other:
-                return await Barrier(pipeline, other, 1).raise_for(ended.live, ended.into)
+                return await Barrier(pipeline, other, 1).set_live(ended.live, ended.into)
 
     assert run(story()).move is None
 

@@ -11,7 +11,7 @@ from keywise.core.controls import ReindexRun, RunState
 from keywise.core.url import redacted
 from keywise.reindex.report import RunReport, ShardReport
 from keywise.reindex.row_governor import Pace
-from keywise.reindex.run_watch import held_text
+from keywise.reindex.run_watch import consent_text
 from keywise.reindex.shards import READ, CatchUpProgress
 
 UNATTENDED = "no worker takes part in it now; start one with keywise run, or see the log of the workers"
@@ -75,7 +75,7 @@ def waiting_texts(name: str, report: RunReport) -> list[str]:
     """Say why a run does not go on by itself, and what to do; empty if it does."""
     run, last = report.run, report.catch_up
     if report.gone:
-        return [held_text(name, report)]
+        return [consent_text(name, report)]
     if run.state is RunState.STARTING and report.is_unattended:
         into = f" --into {run.into}" if run.is_beside else ""
         return [f"its start was interrupted; repeat it with keywise reindex start {name}{into}"]

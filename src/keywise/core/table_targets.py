@@ -41,7 +41,7 @@ def check_label(target: str, reserved: str) -> None:
 def check_definition(table: str, target: str, definition: bytes | None) -> None:
     """Raise `AdminError` if there is a definition: it would be SQL, which the operator runs."""
     if definition is not None:
-        raise AdminError(f"a table has no file that defines it; {make_it_yourself(table, target)}")
+        raise AdminError(f"a table has no file that defines it; {creation_advice(table, target)}")
 
 
 def check_found(table: str, target: str, note: TargetNote, found: FoundTable) -> None:
@@ -59,14 +59,14 @@ def check_found(table: str, target: str, note: TargetNote, found: FoundTable) ->
         )
 
 
-def label_is_taken(table: str, label: str) -> AdminError:
+def label_taken_error(table: str, label: str) -> AdminError:
     """Return the error for a table that has the name which the live one gets when another target goes live."""
     return AdminError(
         f"{table} becomes {label} when another target goes live, and there is such a table already; rename or drop it"
     )
 
 
-def other_columns(table: str, target: str, difference: str) -> str:
+def columns_fault(table: str, target: str, difference: str) -> str:
     """Describe that a target cannot go live, because it has other columns than the live table."""
     return f"table {target} has other columns than {table}: {difference}"
 
@@ -84,7 +84,7 @@ def column_difference(live: Mapping[str, C], found: Mapping[str, C], describe: C
     return next((f"it has a column {name} as well" for name in found if name not in live), "")
 
 
-def would_stay_behind(table: str, dependents: Sequence[str]) -> str:
+def dependents_fault(table: str, dependents: Sequence[str]) -> str:
     """Describe that the name cannot move, because views, triggers or foreign keys would stay with the old table."""
     return (
         f"{', '.join(dependents)} would stay with the old table when the name {table} moves; drop that before, and "
@@ -92,6 +92,6 @@ def would_stay_behind(table: str, dependents: Sequence[str]) -> str:
     )
 
 
-def make_it_yourself(table: str, target: str) -> str:
+def creation_advice(table: str, target: str) -> str:
     """Return the advice if keywise cannot create a target: create an empty table of that name, which it then uses."""
     return f"create the table {target} yourself, empty and with the columns of {table}, and start again"

@@ -20,7 +20,7 @@ from keywise.reindex.targets import (
     check_spare,
     create_beside,
     drop_beside,
-    left_target,
+    droppable_target,
     open_beside,
     target_of,
 )
@@ -33,7 +33,7 @@ class ReindexAdmin:
     def __init__(self, admin: PipelineAdmin, audit_note: AuditNote) -> None:
         self.pipeline: OpenPipeline = admin.pipeline
         self._admin = admin
-        self._origin, self._shards = needs_origin(self.pipeline)
+        self._origin, self._shards = require_origin(self.pipeline)
         self._audit_note = audit_note
 
     async def start(self, plan: RunPlan, report: Callable[[str], None] = lambda text: None) -> ReindexRun:
@@ -55,7 +55,7 @@ class ReindexAdmin:
             report("comparing versions")
             await check_rows(self.pipeline, self._origin, shards[0])
             await check_versions(self.pipeline, self._origin)
-        if plan.drops_old and (left := left_target(controls)) is not None:
+        if plan.drops_old and (left := droppable_target(controls)) is not None:
             report(f"dropping {left[0]}")
             await self.drop(keeps_target=plan.keeps_old and bool(controls.spare))
             before = (await self.pipeline.control_store.controls()).run
@@ -90,7 +90,7 @@ class ReindexAdmin:
                 f"reindex {run.generation} of pipeline {name!r} is {_state_of(run)}, and one runs at a time; see "
                 f"keywise reindex status {name}, or end it with keywise reindex cancel {name}"
             )
-        left = left_target(controls)
+        left = droppable_target(controls)
         if left is not None and not controls.spare and not plan.drops_old:
             raise AdminError(
                 f"a cancelled run has left {left[0]} beside the live target; drop it first with keywise reindex drop "
@@ -183,7 +183,7 @@ class ReindexAdmin:
 
     async def rollback(self, pause_max_s: float | None = None) -> ReindexRun:
         """Let the spare catch up, and let a worker swap back to it: nothing that was written since the swap is lost."""
-        controls = await self.returnable()
+        controls = await self.controls_with_spare()
         await check_spare(self.pipeline, controls)
         back = ReindexRun(
             controls.spare_generation,
@@ -202,7 +202,7 @@ class ReindexAdmin:
         await self._admin.record("reindex rolled back", detail=f"from {back.live} to {back.into}")
         return back
 
-    async def returnable(self) -> Controls:
+    async def controls_with_spare(self) -> Controls:
         """Return controls with a spare, to which a rollback can go back; raise `AdminError` if there is none now."""
         controls = await self._controls_without_run()
         if not controls.spare:
@@ -227,7 +227,7 @@ class ReindexAdmin:
         controls = await self._controls_without_run()
         if controls.move is not None:
             raise AdminError("a swap is being called off; try again in some seconds")
-        if (left := left_target(controls)) is None:
+        if (left := droppable_target(controls)) is None:
             raise AdminError(
                 f"pipeline {self.pipeline.name!r} has no target beside the live one, so nothing was dropped"
             )
@@ -306,7 +306,7 @@ def _is_same(run: ReindexRun, plan: RunPlan) -> bool:
     return plan.generation == run.generation
 
 
-def needs_origin(pipeline: OpenPipeline) -> tuple[Origin, ShardLedger]:
+def require_origin(pipeline: OpenPipeline) -> tuple[Origin, ShardLedger]:
     """Return the origin of a pipeline and the ledger of its shards; raise `AdminError` if it cannot be reindexed."""
     if pipeline.origin is None:
         raise AdminError(

@@ -37,7 +37,7 @@ class Barrier:
         controls = await self._change(self._live, self._with_token)
         return controls.move
 
-    async def raise_for(self, before: str, after: str) -> Controls:
+    async def set_live(self, before: str, after: str) -> Controls:
         """Raise the barrier of the live target: from here on the ledger refuses every claim, and every decision.
 
         It is not raised if an operator has ended the run: no worker lifts the barrier of a run that is not stored.

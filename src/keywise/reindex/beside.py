@@ -80,7 +80,7 @@ class BesideWork:
             # The origin runs user code, or a store refuses something. Some worker tries again later.
             await self._shards.fail(report_failure(self._pipeline, claim, error))
         finally:
-            self._shards.drop(claim)
+            self._shards.stop_renewing(claim)
 
     async def _work(self, claim: Claim, is_over: Callable[[], bool]) -> None:
         """End a swap that another worker has begun, and then do passes until the target is live, or `is_over`."""

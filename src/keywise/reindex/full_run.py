@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from keywise.core.controls import Controls, ReindexRun, RunState
 from keywise.core.errors import AdminError
 from keywise.operate.admin import AuditNote, PipelineAdmin
-from keywise.reindex.admin import ReindexAdmin, needs_origin
+from keywise.reindex.admin import ReindexAdmin, require_origin
 from keywise.reindex.gate import GateResult
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import RunReport
 from keywise.reindex.run_watch import RunWatch, refusal_of
-from keywise.reindex.targets import drop_old, left_target, target_of
+from keywise.reindex.targets import drop_old, droppable_target, target_of
 
 PATIENCE_S = 600.0
 """How long a full run waits for a worker, and for lines of the gate that may hold after another pass."""
@@ -68,7 +68,7 @@ class FullRun:
         self._pipeline = admin.pipeline
         self._admin = admin
         self._reindex = ReindexAdmin(admin, audit_note)
-        _, self._shards = needs_origin(admin.pipeline)
+        _, self._shards = require_origin(admin.pipeline)
         self._plan = plan
         self._show, self._say = show, say
         self._patience_s = patience_s
@@ -110,7 +110,7 @@ class FullRun:
         if run is not None and self._goes_on(run) and run.state is not RunState.STARTING:
             self._say(f"going on with reindex {run.generation}")
             return run
-        keeps_old, left = self._plan.keep > 1, left_target(controls)
+        keeps_old, left = self._plan.keep > 1, droppable_target(controls)
         plan = replace(self._plan.run, drops_old=bool(self._plan.run.into), keeps_old=keeps_old)
         started = await self._reindex.start(plan, self._say)
         if left is not None and plan.drops_old and not (keeps_old and controls.spare):

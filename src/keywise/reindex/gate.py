@@ -9,7 +9,6 @@ import msgspec
 from keywise.core.controls import ReindexRun
 from keywise.core.entry import Entry
 from keywise.core.errors import MalformedError
-from keywise.core.ledger import TransferableLedger
 from keywise.core.origin import Origin
 from keywise.core.sink import Content, ReadableSink
 from keywise.core.target import MovableSink
@@ -189,9 +188,7 @@ class Gate:
 
     async def _rows(self) -> AsyncIterator[tuple[str, Entry]]:
         """Yield the keys that have a row in the other target, by the ledger."""
-        ledger = self._other.ledger
-        assert isinstance(ledger, TransferableLedger), "a run starts only on a ledger that can list its entries"
-        async with aclosing(entries_of(ledger)) as entries:
+        async with aclosing(entries_of(self._other.ledger)) as entries:
             async for key, entry in entries:
                 if entry.mark is not None and not entry.deleted:
                     yield key, entry

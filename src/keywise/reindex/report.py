@@ -17,11 +17,11 @@ from keywise.reindex.shards import (
     ShardLedger,
     ShardProgress,
     SweepProgress,
-    is_read,
-    number_of,
+    is_finished,
     order_at,
     progress_of,
     rows_expected,
+    shard_number,
 )
 
 STALLED_S = 120.0
@@ -123,12 +123,12 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
     sweep, catch_up, moved_at, is_swept = SweepProgress(), CatchUpProgress(), run.started_at, False
     working, progresses = list[ShardReport](), list[ShardProgress]()
     async for key, entry in shards.entries():
-        number = number_of(key)
+        number = shard_number(key)
         if key in (SWEEP, CATCH_UP) or number is not None:
             holders += _is_held(entry, now)
             moved_at = max(moved_at, entry.updated_at)
         if key == SWEEP:
-            sweep, is_swept = _sweep_of(entry, run), is_read(entry, run.generation)
+            sweep, is_swept = _sweep_of(entry, run), is_finished(entry, run.generation)
             if entry.attempts and run.state is RunState.SWEEPING:
                 working.append(_shard_report("sweep", 0, entry, now))
         elif key == CATCH_UP:
@@ -136,11 +136,11 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
             if entry.attempts and run.state is RunState.CATCHING_UP:
                 working.append(_shard_report("catching up", 0, entry, now))
         elif number is None:
-            postponed += entry.advanced == order_at(run.generation) and not is_read(entry, run.generation)
+            postponed += entry.advanced == order_at(run.generation) and not is_finished(entry, run.generation)
         elif number < run.shards and (progress := progress_of(entry, run.generation)) is not None:
             counts.update(progress.counts)
             progresses.append(progress)
-            if is_read(entry, run.generation):
+            if is_finished(entry, run.generation):
                 read += 1
             elif progress.pages or entry.token or entry.attempts:
                 begun += 1
@@ -194,7 +194,7 @@ def _needing_consent(run: ReindexRun, gone: int) -> int:
 
 
 def _sweep_of(entry: Entry, run: ReindexRun) -> SweepProgress:
-    if is_read(entry, run.generation) and entry.note:
+    if is_finished(entry, run.generation) and entry.note:
         return msgspec.json.decode(entry.note, type=SweepProgress)
     if entry.position is not None and entry.advanced == order_at(run.generation):
         return msgspec.json.decode(entry.position.note, type=SweepProgress)

@@ -18,7 +18,7 @@ _FOR_THE_HISTORY = (events.Failed, events.DeadLettered, events.TookOver, events.
 """The history gets no outcomes of rows: a run over a million rows would fill it with stale ones."""
 
 
-class RowEvents:
+class RowObserver:
     """An observer of the row consumer, which passes events on to the observers and the history of the pipeline."""
 
     def __init__(self, observers: Sequence[events.Observer], reporters: Sequence[events.Observer]) -> None:

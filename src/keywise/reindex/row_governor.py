@@ -56,7 +56,7 @@ Wait = tuple[float, int]
 """How long the oldest of some changes has waited, and how many they are."""
 
 
-def longest_of_hundred(waits: Iterable[Wait]) -> float:
+def percentile_99(waits: Iterable[Wait]) -> float:
     """Return the 99th percentile of waits.
 
     Unusual ones do not count, unless more than half of the changes have them: then the live changes are behind.
@@ -183,7 +183,7 @@ class RowGovernor:
     def _look(self, now: float) -> None:
         while len(self._base) > BASE_WAITS_MIN and self._base[0][0] < now - BASE_S:
             self._base.popleft()
-        self._live_s, self._base_s = longest_of_hundred(self._recent), self._known_base()
+        self._live_s, self._base_s = percentile_99(self._recent), self._known_base()
         self._share = share_after(self._share, self._live_s, self._base_s)
         self._start_look(now)
 
@@ -192,7 +192,7 @@ class RowGovernor:
 
     def _known_base(self) -> float | None:
         waits = [wait for _, wait in self._base]
-        return longest_of_hundred(waits) if _changes(waits) >= BASE_CHANGES_MIN else None
+        return percentile_99(waits) if _changes(waits) >= BASE_CHANGES_MIN else None
 
     def _has_live(self, now: float) -> bool:
         return now - self._live_at < LIVE_S

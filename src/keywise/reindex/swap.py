@@ -35,7 +35,7 @@ class Swap:
     async def run(self, run: ReindexRun) -> str:
         """Swap to the target of the run; return why that was called off, or an empty text."""
         began = self._live.clock()
-        controls = await self._barrier.raise_for(run.live, run.into)
+        controls = await self._barrier.set_live(run.live, run.into)
         if controls.move is None:
             return ENDED
         cause = "the worker was stopped"
@@ -56,7 +56,7 @@ class Swap:
     async def _equalise(self, run: ReindexRun, deadline: float) -> str:
         """Make both targets equal, but for the keys that the operator gives up; return why not, or an empty text."""
         live, other = self._live, self._other
-        if cause := await self._until_free(deadline):
+        if cause := await self._wait_for_claims(deadline):
             return cause
         while (last := await self._catch_up.run(0, is_last=True)).lagging:
             if live.clock() > deadline:
@@ -68,13 +68,13 @@ class Swap:
         if len(different) > run.accept_dead:
             cause = last.failed.get(different[0], "")
             return f"the targets still differ at {different[0]!r}{f': {cause}' if cause else ''}"
-        if comparison.restless:
-            return f"{comparison.restless[0]!r} is suspect, or a write of it has an unknown outcome"
+        if comparison.unresolved:
+            return f"{comparison.unresolved[0]!r} is suspect, or a write of it has an unknown outcome"
         if live.clock() > deadline:
             return "it took longer than changes may wait; allow more with --pause-max"
         return ""
 
-    async def _until_free(self, deadline: float) -> str:
+    async def _wait_for_claims(self, deadline: float) -> str:
         """Wait until no live claim is held in either target; return why not. The last pass ends the expired ones."""
         for pipeline in (self._other, self._live):
             while held := await pipeline.control_store.held("", 1):

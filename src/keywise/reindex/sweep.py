@@ -17,7 +17,6 @@ from keywise.core.change import Delivery, Order, is_unversioned
 from keywise.core.controls import ReindexRun, RunState
 from keywise.core.entry import Claim, Entry, Refusal
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import TransferableLedger
 from keywise.core.origin import Origin
 from keywise.flow.handover import HandoverQueue
 from keywise.flow.pipeline import LEDGER, OpenPipeline
@@ -35,7 +34,7 @@ from keywise.reindex.shards import (
     ShardLedger,
     SweepProgress,
     entries_of,
-    is_read,
+    is_finished,
 )
 
 FETCH_KEYS = 100
@@ -101,7 +100,7 @@ class Sweep:
             # The origin runs user code, or its table has changed. Some worker tries again later.
             await self._shards.fail(report_failure(self._pipeline, claim, error))
         finally:
-            self._shards.drop(claim)
+            self._shards.stop_renewing(claim)
 
     async def _sweep(self, claim: Claim) -> bool:
         """Look up postponed rows, then every key that the run has not written, and at last those that were missing.
@@ -112,7 +111,7 @@ class Sweep:
         postponed = {
             key: entry.position.note.decode()
             async for key, entry in self._shards.entries()
-            if key.startswith(ROW_KEY) and entry.position is not None and not is_read(entry, self._run.generation)
+            if key.startswith(ROW_KEY) and entry.position is not None and not is_finished(entry, self._run.generation)
         }
         is_whole = await self._look_up(dict.fromkeys(postponed.values()))
         if self._run.is_partial or self._run.is_beside:
@@ -139,10 +138,8 @@ class Sweep:
 
     async def _unwritten(self) -> AsyncGenerator[dict[str, Order | None], None]:
         """Yield pages of keys that have a row, by the ledger, and that this run has not written, with their marks."""
-        ledger = self._pipeline.ledger
-        assert isinstance(ledger, TransferableLedger), "a run starts only on a ledger that can list its entries"
         page: dict[str, Order | None] = {}
-        async with aclosing(entries_of(ledger)) as entries:
+        async with aclosing(entries_of(self._pipeline.ledger)) as entries:
             async for key, entry in entries:
                 self._keys += entry.mark is not None and not entry.deleted
                 if _is_unwritten(entry, self._run.generation):
@@ -241,7 +238,7 @@ class Sweep:
             claim = await self._shards.claim(key, self._run.generation)
             if not isinstance(claim, Refusal):
                 await self._shards.commit(claim)
-                self._shards.drop(claim)
+                self._shards.stop_renewing(claim)
 
     async def _end(self) -> None:
         """End the run in place; let a run beside catch up."""

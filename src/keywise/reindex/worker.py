@@ -29,11 +29,11 @@ from keywise.reindex.attempts import report_failure
 from keywise.reindex.beside import BesideWork
 from keywise.reindex.notice import is_notice_due, send_notice
 from keywise.reindex.plan import check_page
-from keywise.reindex.row_events import RowEvents
+from keywise.reindex.row_events import RowObserver
 from keywise.reindex.row_governor import RowGovernor
 from keywise.reindex.rows import RowReader, row_deliveries
 from keywise.reindex.run_state import move_run
-from keywise.reindex.shards import READ, ShardLedger, ShardProgress, is_read, key_of
+from keywise.reindex.shards import READ, ShardLedger, ShardProgress, is_finished, shard_key
 from keywise.reindex.sweep import ORIGIN, Sweep
 
 HELD_LOOK_S = 600.0
@@ -202,8 +202,8 @@ class ReindexWorker:
                 await self._rest(LOOK_S)
 
     async def _unread_shards(self, run: ReindexRun) -> list[str]:
-        read = {key async for key, entry in self._shards.entries() if is_read(entry, run.generation)}
-        return [key for key in map(key_of, range(run.shards)) if key not in read]
+        read = {key async for key, entry in self._shards.entries() if is_finished(entry, run.generation)}
+        return [key for key in map(shard_key, range(run.shards)) if key not in read]
 
     async def _end_scan(self, run: ReindexRun) -> None:
         """Note that all shards are read. One worker of several succeeds, and the others see its note."""
@@ -218,7 +218,7 @@ class ReindexWorker:
             try:
                 await self._read_shard(run, queue, claim)
             finally:
-                self._shards.drop(claim)
+                self._shards.stop_renewing(claim)
 
     async def _read_shard(self, run: ReindexRun, queue: HandoverQueue, claim: Claim) -> None:
         assert claim.position is not None, "a shard is written before it is claimed"
@@ -330,7 +330,7 @@ def row_pipeline(
         sources=[("reindex", queue)],
         reader=RowReader(pipeline.reader, run),
         owner=owner,
-        observers=(RowEvents(observers, pipeline.reporters),),
+        observers=(RowObserver(observers, pipeline.reporters),),
         reporters=(),
         bulk=frozenset(),
         debounce=None,

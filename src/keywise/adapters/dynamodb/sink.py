@@ -13,10 +13,10 @@ from keywise.adapters.aws.errors import error_code, refusal_of, was_sent
 from keywise.adapters.aws.service import Answer
 from keywise.adapters.dynamodb.errors import CONDITION_FAILED, IN_TRANSACTION, INVALID, MISSING_TABLE
 from keywise.adapters.dynamodb.items import (
+    AttributeNames,
     ConditionalPut,
     HeldItem,
     Item,
-    Names,
     fields_of,
     held_of,
     is_removal,
@@ -48,7 +48,9 @@ class DynamoSink:
     forgets_deletions = False
     batch_max = BATCH_MAX
 
-    def __init__(self, table: DynamoTable, names: Names, *, touches: bool = False, requests: int = REQUESTS) -> None:
+    def __init__(
+        self, table: DynamoTable, names: AttributeNames, *, touches: bool = False, requests: int = REQUESTS
+    ) -> None:
         self._table = table
         self._names = names
         self._touches = touches
@@ -264,7 +266,7 @@ def connect(address: Address) -> Sink:
     url, touch = redacted(address.url), options.get("touch", "")
     if touch and options.get("generation", touch) != touch:
         raise AddressError(f"{url}: touch={touch} raises another attribute than generation={options['generation']}")
-    names = Names(
+    names = AttributeNames(
         version=options.get("version", "version"),
         generation=touch or options.get("generation", ""),
         tombstone=options.get("tombstone", TOMBSTONE),

@@ -74,14 +74,14 @@ class IndexState(msgspec.Struct, frozen=True):
         """Return a setting that is a whole number; 0 if the index does not have it."""
         return int(self.settings.get(f"index.{setting}") or 0)
 
-    def fast_settings(self) -> dict[str, Any]:
+    def build_settings(self) -> dict[str, Any]:
         """Return the settings for the build."""
         is_expanding = str(self.settings.get(EXPANDING, CONSTANT)) != CONSTANT
         return FAST | ({EXPANDING: CONSTANT} if is_expanding else {})
 
-    def slow_settings(self) -> dict[str, Any]:
+    def current_settings(self) -> dict[str, Any]:
         """Return the current values of the settings that the build changes; None is the engine's default."""
-        return {name: self.settings.get(name) for name in self.fast_settings()}
+        return {name: self.settings.get(name) for name in self.build_settings()}
 
 
 def definition_of(body: bytes) -> dict[str, Any]:

@@ -179,9 +179,9 @@ class IndexTargets:
         note = index.note
         assert note is not None, "checked by the caller"
         if note.restore is None:
-            meta = index.meta_with(msgspec.structs.replace(note, restore=index.slow_settings()))
+            meta = index.meta_with(msgspec.structs.replace(note, restore=index.current_settings()))
             await self._change(target, "_mapping", {"_meta": meta})
-            await self._change(target, "_settings", index.fast_settings())
+            await self._change(target, "_settings", index.build_settings())
 
     async def finish(self, target: str) -> list[str]:
         """Restore settings, make all writes visible, wait for replicas, and return why the index cannot serve yet."""

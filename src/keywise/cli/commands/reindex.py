@@ -17,7 +17,7 @@ from keywise.cli.run_text import bar_columns, next_step, outcomes, run_facts, sh
 from keywise.core.controls import ReindexRun, RunState
 from keywise.core.errors import AdminError
 from keywise.operate.admin import PipelineAdmin
-from keywise.reindex.admin import ReindexAdmin, needs_origin
+from keywise.reindex.admin import ReindexAdmin, require_origin
 from keywise.reindex.dry_run import DryRun, DryRunReport
 from keywise.reindex.plan import SHARD_ROWS, RunPlan
 from keywise.reindex.report import RunReport, report_run
@@ -160,7 +160,7 @@ def status(pipeline: PipelineArgument, *, options: ActOptions) -> None:
     """
 
     async def act(admin: PipelineAdmin) -> RunReport | None:
-        _, shards = needs_origin(admin.pipeline)
+        _, shards = require_origin(admin.pipeline)
         return await report_run(admin.pipeline, shards)
 
     name, report = perform_on(pipeline, options, act)
@@ -278,7 +278,7 @@ async def _dry_run(admin: PipelineAdmin, plan: RunPlan) -> DryRunReport:
 
 async def _until_built(admin: PipelineAdmin, run: ReindexRun) -> RunReport:
     """Show how far a run has come until it ends, or its target has caught up."""
-    _, shards = needs_origin(admin.pipeline)
+    _, shards = require_origin(admin.pipeline)
     with showing_run() as show:
         return await RunWatch(admin.pipeline, shards, run, show).until_built()
 

@@ -24,7 +24,7 @@ from keywise.cli.output import count, duration, fail, plain, print_error, print_
 from keywise.cli.run_text import showing_run
 from keywise.core.controls import PAUSE_MAX_S, ReindexRun
 from keywise.operate.admin import PipelineAdmin
-from keywise.reindex.admin import needs_origin
+from keywise.reindex.admin import require_origin
 from keywise.reindex.full_run import FullPlan, FullResult, FullRun
 from keywise.reindex.gate import SAMPLE_KEYS, GateLine, GateResult
 from keywise.reindex.plan import RunPlan
@@ -136,7 +136,7 @@ def rollback(
 
     async def act(admin: PipelineAdmin) -> tuple[RunReport | None, str]:
         reindex = reindex_admin(admin, options)
-        controls = await reindex.returnable()
+        controls = await reindex.controls_with_spare()
         confirm(
             f"Let {controls.spare} of {admin.pipeline.name} go live again, in place of {controls.target}?",
             yes=yes,
@@ -257,7 +257,7 @@ def run_fully(pipeline: PipelineArgument, *, chosen: FullOptions, options: ActOp
 
 async def _until_decided(admin: PipelineAdmin, run: ReindexRun) -> tuple[RunReport, str]:
     """Wait until a worker has swapped, or the swap was refused; return the report, and the record of the swap."""
-    _, shards = needs_origin(admin.pipeline)
+    _, shards = require_origin(admin.pipeline)
     with showing_run() as show:
         watch = RunWatch(admin.pipeline, shards, run, show)
         report = await watch.until_decided()

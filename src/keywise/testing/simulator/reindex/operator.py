@@ -11,7 +11,7 @@ from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
 from keywise.reindex.admin import ReindexAdmin
 from keywise.reindex.plan import RunPlan
-from keywise.reindex.targets import left_target
+from keywise.reindex.targets import droppable_target
 from keywise.testing.virtual_loop import Process
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class SimulatedOperator:
         rng, draw = self._world.rng, self._world.rng.random()
         if controls.spare and draw < 0.5:
             await self._do("wants rollback", lambda _, reindex: reindex.rollback(8.0))
-        elif left_target(controls) is not None and draw < 0.6:
+        elif droppable_target(controls) is not None and draw < 0.6:
             keeps = rng.random() < 0.4
             await self._do("drops", lambda _, reindex: reindex.drop(keeps_target=keeps))
         elif draw < 0.8:
@@ -148,7 +148,7 @@ class SimulatedOperator:
         await self._until_ended("the last run of the story")
         is_swapped = world.rng.random() < 0.5
         if is_swapped or not self._controls.spare:
-            await self._until(lambda: left_target(self._controls) is None, self._drop)
+            await self._until(lambda: droppable_target(self._controls) is None, self._drop)
         if is_swapped:
             await self._until(self._is_active, lambda: self._start_last(OWN_TARGET))
             await self._until_ended("the last swap")
