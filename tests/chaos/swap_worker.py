@@ -22,7 +22,7 @@ from keywise.adapters.sqlite.sink import SqliteSink
 from keywise.core import events
 from keywise.observe.log import described
 from keywise.reindex.barrier import Barrier
-from keywise.reindex.beside import BesideWork
+from keywise.reindex.catch_up_stage import CatchUpStage
 from keywise.reindex.catch_up import CatchUp
 
 QUIET = (events.BatchOpened, events.BatchClosed, events.Settled, events.Refused, events.ShardAdvanced)
@@ -37,7 +37,7 @@ STEPS: dict[str, tuple[tuple[tuple[type, str], ...], bool]] = {
     "barrier set": (((Barrier, "set_live"),), True),
     "before the call": (MOVES, False),
     "after the call": (MOVES, True),
-    "after": (((BesideWork, "_swap"),), True),
+    "after": (((CatchUpStage, "_swap"),), True),
 }
 """The calls that are a step of a swap, and whether the step is their end. A table moves within a transaction, so that
 its steps beside the call come before the commit."""

@@ -219,7 +219,7 @@ def test_no_rollback_begins_to_a_target_whose_drop_was_killed(catalogue):
                 before = await other.control_store.controls()
                 closed = replace(before, move=Move(spare, spare, NO_TOKEN))
                 assert await other.control_store.replace_controls(before, closed)
-            with pytest.raises(AdminError, match=f"{spare} is being dropped"):
+            with pytest.raises(AdminError, match=f"a drop of {spare} was interrupted"):
                 await admin.rollback()
             return spare, await admin.drop()
 

@@ -37,9 +37,10 @@ class ReindexAdmin:
         self._audit_note = audit_note
 
     async def start(self, plan: RunPlan, report: Callable[[str], None] = lambda text: None) -> ReindexRun:
-        """Start a run; workers take part in it from then on. It goes on with a start that was interrupted.
+        """Start a run, or complete a start that was interrupted; workers take part in the run from then on.
 
-        The same generation again is the same run: a script may repeat its start after a crash. `report` gets each step.
+        A plan that names the generation of the last run returns that run, so a script may repeat its start after a
+        crash. `report` gets each step.
         """
         controls = await self.pipeline.control_store.controls()
         before = controls.run
@@ -55,8 +56,8 @@ class ReindexAdmin:
             report("comparing versions")
             await check_rows(self.pipeline, self._origin, shards[0])
             await check_versions(self.pipeline, self._origin)
-        if plan.drops_old and (left := droppable_target(controls)) is not None:
-            report(f"dropping {left[0]}")
+        if plan.drops_old and (droppable := droppable_target(controls)) is not None:
+            report(f"dropping {droppable[0]}")
             await self.drop(keeps_target=plan.keeps_old and bool(controls.spare))
             before = (await self.pipeline.control_store.controls()).run
         run = await self._begin(before, plan, live)
@@ -72,7 +73,7 @@ class ReindexAdmin:
         await self._shards.write(shards, run.generation)
         scanning = replace(run, state=RunState.SCANNING, shards=len(shards))
         if not await replace_run(self.pipeline, run, scanning):
-            raise AdminError("another operator has changed the run meanwhile; see keywise reindex status")
+            raise self._changed_meanwhile()
         into = f", into {run.into}" if run.is_beside else ""
         where = f", where {plan.where}" if plan.where else ""
         detail = f"generation {run.generation}, shards: {len(shards):,}{into}{where}"
@@ -80,9 +81,9 @@ class ReindexAdmin:
         return scanning
 
     def _check_no_other(self, controls: Controls, plan: RunPlan) -> None:
-        """Raise `AdminError` if another run goes on, or a cancelled one has left its target.
+        """Raise `AdminError` if another run goes on, or a cancelled run has left its target.
 
-        The controls know only the last run, so after this start `drop` could no longer find that target.
+        The controls store only the last run, so after this start `drop` could no longer find that target.
         """
         run, name = controls.run, self.pipeline.name
         if run is not None and run.is_active and not _is_same(run, plan):
@@ -115,15 +116,21 @@ class ReindexAdmin:
             notify=plan.notify,
         )
         if not await replace_run(self.pipeline, before, run):
-            raise AdminError("another operator has started a run meanwhile; see keywise reindex status")
+            raise self._changed_meanwhile()
         return run
 
+    def _changed_meanwhile(self) -> AdminError:
+        return AdminError(
+            f"another operator has started or changed a run meanwhile; see keywise reindex status {self.pipeline.name}"
+        )
+
     async def pause(self) -> ReindexRun:
-        """Let workers begin no more pages or passes. What they have begun ends, and every shard keeps its place."""
+        """Stop reading: workers finish the pages and passes that they have begun, and every shard keeps its place."""
         return await self._change("paused", lambda run: replace(run, is_paused=True))
 
     async def resume(self, delete_max: int | None = None) -> ReindexRun:
         """Go on with a paused run, or consent to the deletion of up to `delete_max` gone keys.
+
         Raises `AdminError` if the run would wait again at once, because `delete_max` is too low.
         """
         report = await report_run(self.pipeline, self._shards)
@@ -160,7 +167,7 @@ class ReindexAdmin:
     async def verify(
         self, sample_keys: int = SAMPLE_KEYS, *, accept_dead: int | None = None, pause_max_s: float | None = None
     ) -> GateResult:
-        """Return what the gate finds now under the limits of a swap; None: those that the run has."""
+        """Return what the gate finds now, under these limits of a swap; None: the limits that the run has."""
         run = await self._catching_up()
         report = await report_run(self.pipeline, self._shards)
         assert report is not None, "there is a run"
@@ -170,7 +177,7 @@ class ReindexAdmin:
         return GateResult(run, lines)
 
     async def swap(self, accept_dead: int = 0, pause_max_s: float | None = None) -> ReindexRun:
-        """Let a worker swap as soon as the gate allows it. `ReindexRun.swaps` says whether one still tries to."""
+        """Request a swap: a worker carries it out as soon as the gate allows it. `ReindexRun.swaps` is the request."""
         await self._catching_up()
 
         def wanted(run: ReindexRun) -> ReindexRun:
@@ -182,7 +189,7 @@ class ReindexAdmin:
         return run
 
     async def rollback(self, pause_max_s: float | None = None) -> ReindexRun:
-        """Let the spare catch up, and let a worker swap back to it: nothing that was written since the swap is lost."""
+        """Request a swap to the spare. It catches up first, so nothing that was written since the last swap is lost."""
         controls = await self.controls_with_spare()
         await check_spare(self.pipeline, controls)
         back = ReindexRun(
@@ -198,12 +205,12 @@ class ReindexAdmin:
             why=self._audit_note.why,
         )
         if not await replace_run(self.pipeline, controls.run, back):
-            raise AdminError("another operator has changed the run meanwhile; see keywise reindex status")
+            raise self._changed_meanwhile()
         await self._admin.record("reindex rolled back", detail=f"from {back.live} to {back.into}")
         return back
 
     async def controls_with_spare(self) -> Controls:
-        """Return controls with a spare, to which a rollback can go back; raise `AdminError` if there is none now."""
+        """Return the controls; raise `AdminError` if they have no spare to go back to, or a run is going on."""
         controls = await self._controls_without_run()
         if not controls.spare:
             raise AdminError(
@@ -215,7 +222,7 @@ class ReindexAdmin:
     async def drop(self, *, keeps_target: bool = False) -> str:
         """Delete the target that is not live, and its scope in the ledger; return its name.
 
-        With `keeps_target` the target stays in its store, and keywise can no longer go back to it.
+        With `keeps_target` the target stays in its store, but keywise can no longer go back to it.
         """
         target, generation = await self.target_to_drop()
         await drop_beside(self.pipeline, target, generation, keeps_target=keeps_target)
@@ -227,14 +234,14 @@ class ReindexAdmin:
         controls = await self._controls_without_run()
         if controls.move is not None:
             raise AdminError("a swap is being called off; try again in some seconds")
-        if (left := droppable_target(controls)) is None:
+        if (droppable := droppable_target(controls)) is None:
             raise AdminError(
                 f"pipeline {self.pipeline.name!r} has no target beside the live one, so nothing was dropped"
             )
-        return left
+        return droppable
 
     async def _controls_without_run(self) -> Controls:
-        """Return the controls; raise `AdminError` if a run is going on, which needs both targets."""
+        """Return the controls; raise `AdminError` if a run is going on, because it needs both targets."""
         controls = await self.pipeline.control_store.controls()
         run = controls.run
         if run is not None and run.is_active:
@@ -300,7 +307,7 @@ def _state_of(run: ReindexRun) -> str:
 
 
 def _is_same(run: ReindexRun, plan: RunPlan) -> bool:
-    """Whether a plan asks for this run again, as a script does that repeats its start after a crash."""
+    """Whether a plan asks for this run again: a script may repeat its start after a crash."""
     if run.state is RunState.STARTING:
         return plan.generation in (None, run.generation) and target_of(plan, run.generation) == run.into
     return plan.generation == run.generation

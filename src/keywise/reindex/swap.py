@@ -1,4 +1,4 @@
-"""The swap: behind a barrier, a last pass makes both targets equal, and the name of the sink moves to the other one."""
+"""The swap: behind the barrier, a last pass makes both targets equal, and the name of the sink moves."""
 
 import asyncio
 from contextlib import aclosing
@@ -47,8 +47,8 @@ class Swap:
         return cause
 
     async def finish(self, move: Move) -> None:
-        """End a swap that another worker has begun, and that can only go forward: its name was called to move."""
-        assert move.is_called, "a swap whose name was not called to move is called off"
+        """Complete the swap of an earlier worker, which can only go forward: the store was asked to move the name."""
+        assert move.is_called, "any other swap is called off"
         await self._call(move, self._live.clock())
 
     # Both targets equal.
@@ -75,7 +75,7 @@ class Swap:
         return ""
 
     async def _wait_for_claims(self, deadline: float) -> str:
-        """Wait until no live claim is held in either target; return why not. The last pass ends the expired ones."""
+        """Wait until no lease is running in either target; return why not. The last pass ends expired claims."""
         for pipeline in (self._other, self._live):
             while held := await pipeline.control_store.held("", 1):
                 if pipeline.clock() > deadline:
@@ -90,8 +90,8 @@ class Swap:
         live, sink = self._live, self._live.sink
         if isinstance(sink, RenamingSink):
             return await self._rename(sink, move, began)
-        # Once the call is noted, the swap cannot be called off any more: changes would wait until the store is back,
-        # or until an operator has moved the name back. So the store is asked before.
+        # Look at the store first: once the call is noted, the swap can no longer be called off, and changes would wait
+        # until the store is back, or until an operator has moved the name back.
         try:
             if cause := await fault_of_name(live, move.before):
                 return cause
@@ -127,9 +127,9 @@ class Swap:
         return ""
 
     async def _call(self, move: Move, began: float) -> None:
-        """Call the store to move the name, until it is certain that it has; then end the barrier.
+        """Ask the store to move the name, until it confirms that it has; then end the barrier.
 
-        An earlier call may have arrived already, or may arrive late, so every call carries the same epoch.
+        An earlier request may have arrived already, or may arrive late, so every request carries the same epoch.
         """
         live, sink = self._live, self._live.sink
         assert isinstance(sink, AliasSink), "a run beside has started on it"
@@ -140,7 +140,7 @@ class Swap:
                 await live.retry_until_reachable(SINK, lambda: sink.move_name(move.before, move.after, epoch))
                 break
             except AdminError as error:
-                # The name was moved by other means. Changes wait until an operator has moved it back.
+                # The name was moved by other means. Changes wait until an operator moves it back.
                 if str(error) != reported:
                     reported = str(error)
                     advice = f"let the name stand for {move.before} or {move.after} again; until then changes wait"
@@ -159,7 +159,7 @@ class Swap:
 
 
 def _called(controls: Controls, move: Move) -> Controls:
-    """Return the controls with the note that the name is called to move; unchanged if an operator has ended the run."""
+    """Note in the controls that the store is asked to move the name, unless an operator has ended the run."""
     return replace(controls, move=replace(move, is_called=True)) if is_wanted(controls, move) else controls
 
 

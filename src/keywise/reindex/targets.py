@@ -42,7 +42,7 @@ async def check_beside(pipeline: OpenPipeline, controls: Controls, plan: RunPlan
     current = await sink.current_target()
     if controls.target and isinstance(sink, AliasSink) and current != controls.target:
         raise AdminError(
-            f"the name of the sink stands for {current}, and keywise has let it stand for {controls.target}; it was "
+            f"the name of the sink stands for {current}, and the last swap moved it to {controls.target}; it was "
             "moved by other means, so move it back"
         )
     live = controls.target or current
@@ -64,7 +64,7 @@ async def fault_of_name(pipeline: OpenPipeline, live: str) -> str:
 def droppable_target(controls: Controls) -> tuple[str, int] | None:
     """Return the target that `drop` may delete, and the generation of its scope; None if there is none.
 
-    It is the spare, or a cancelled run has left it.
+    It is the spare, or the target of a cancelled run.
     """
     run = controls.run
     if controls.spare:
@@ -93,9 +93,9 @@ async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, k
     """
     sink, store = require_targets(pipeline), pipeline.control_store
     assert pipeline.open_target is not None, "a run beside has started"
-    # The scope is cleared before the target is deleted, because opening a sink may create its target. If the target
-    # cannot be opened, an earlier call has cleared the scope and deleted it; or the target was deleted by other means,
-    # and the entries stay in a scope that no later run uses.
+    # The scope is cleared first, because opening a sink may create its target. If the target cannot be opened, an
+    # earlier call has cleared the scope and deleted the target. Or the target was deleted by other means; then its
+    # entries stay in a scope that no later run uses.
     with suppress(DatabaseError):
         async with pipeline.open_target(target, generation) as other:
             assert isinstance(other.ledger, TransferableLedger), "a run starts only on a ledger that lists its entries"
@@ -110,30 +110,35 @@ async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, k
 
 
 async def check_spare(pipeline: OpenPipeline, controls: Controls) -> None:
-    """Raise `AdminError` if the spare is dropped in part: a drop was killed before the controls forgot the spare."""
+    """Raise `AdminError` if a `drop` of the spare was interrupted before the controls forgot it."""
     assert pipeline.open_target is not None, "a run beside has filled it"
     spare = controls.spare
     try:
         async with pipeline.open_target(spare, controls.spare_generation) as other:
-            is_dropped = (await other.control_store.controls()).move == Move(spare, spare, NO_TOKEN)
+            is_dropped = (await other.control_store.controls()).move == _closing(spare)
     except DatabaseError:
         is_dropped = True
     if is_dropped:
         raise AdminError(
-            f"{spare} is being dropped, and nothing can go back to it; end that with keywise reindex drop "
+            f"a drop of {spare} was interrupted, so nothing can go back to it; complete it with keywise reindex drop "
             f"{pipeline.name}"
         )
 
 
 async def _close(other: OpenPipeline, target: str) -> None:
-    """Refuse every later claim in the scope of a dropped target.
+    """Make the ledger refuse every later claim in the scope of a dropped target.
 
-    A worker that was stopped while it filled the target would go on, and write into another one of the same name.
+    Otherwise a worker that was stopped while it filled the target would go on, and write into a later target of the
+    same name.
     """
     store = other.control_store
-    closed = Move(target, target, NO_TOKEN)
-    while (before := await store.controls()).move != closed:
-        await store.replace_controls(before, replace(before, move=closed))
+    while (before := await store.controls()).move != _closing(target):
+        await store.replace_controls(before, replace(before, move=_closing(target)))
+
+
+def _closing(target: str) -> Move:
+    """Return the barrier that stays in the scope of a dropped target."""
+    return Move(target, target, NO_TOKEN)
 
 
 async def drop_old(pipeline: OpenPipeline, keep: int) -> list[str]:
