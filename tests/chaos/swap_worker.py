@@ -22,8 +22,8 @@ from keywise.adapters.sqlite.sink import SqliteSink
 from keywise.core import events
 from keywise.observe.log import described
 from keywise.reindex.barrier import Barrier
-from keywise.reindex.catch_up_stage import CatchUpStage
 from keywise.reindex.catch_up import CatchUp
+from keywise.reindex.catch_up_stage import CatchUpStage
 
 QUIET = (events.BatchOpened, events.BatchClosed, events.Settled, events.Refused, events.ShardAdvanced)
 REACHED = "reached "

@@ -14,7 +14,7 @@ C = TypeVar("C")
 
 
 class FoundTable(msgspec.Struct, frozen=True):
-    """A table that has the name of a new target already."""
+    """An existing table with the name of a new target."""
 
     built_by: TargetNote | None
     """The run that has created it or taken it over; None if no run has."""
@@ -24,7 +24,7 @@ class FoundTable(msgspec.Struct, frozen=True):
 
 
 def first_label(table: str) -> str:
-    """Return the label of the live table before the first swap: its name once it is no longer live."""
+    """Return the label of the live table before the first swap: the name that it gets when it stops being live."""
     return f"{table}_0"
 
 
@@ -39,7 +39,7 @@ def check_label(target: str, reserved: str) -> None:
 
 
 def check_definition(table: str, target: str, definition: bytes | None) -> None:
-    """Raise `AdminError` if there is a definition: it would be SQL, which the operator runs."""
+    """Raise `AdminError` if there is a definition: for a table it would be SQL, which the operator runs."""
     if definition is not None:
         raise AdminError(f"a table has no file that defines it; {creation_advice(table, target)}")
 
@@ -60,9 +60,9 @@ def check_found(table: str, target: str, note: TargetNote, found: FoundTable) ->
 
 
 def label_taken_error(table: str, label: str) -> AdminError:
-    """Return the error for a table that has the name which the live one gets when another target goes live."""
+    """Return the error for an existing table with the name that the live table gets at a swap."""
     return AdminError(
-        f"{table} becomes {label} when another target goes live, and there is such a table already; rename or drop it"
+        f"{table} becomes {label} when another target goes live, and a table {label} exists already; rename or drop it"
     )
 
 
@@ -93,5 +93,5 @@ def dependents_fault(table: str, dependents: Sequence[str]) -> str:
 
 
 def creation_advice(table: str, target: str) -> str:
-    """Return the advice if keywise cannot create a target: create an empty table of that name, which it then uses."""
+    """Return the advice if keywise cannot create a target: the operator creates the table, and keywise uses it."""
     return f"create the table {target} yourself, empty and with the columns of {table}, and start again"

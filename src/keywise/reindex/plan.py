@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from keywise.core.errors import AdminError, OriginError
-from keywise.core.origin import CURSOR_MAX_BYTES, Origin, Page, SearchableOrigin, Shard
+from keywise.core.origin import CURSOR_MAX_BYTES, FilterableOrigin, Origin, Page, Shard
 from keywise.reindex.shards import ShardProgress
 
 SHARD_ROWS = 10_000
@@ -56,7 +56,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
             keys = self.keys if self.limit is None else self.keys[: self.limit]
             return [ShardProgress(Shard(f"keys {n}"), keys=some) for n, some in enumerate(_chunks(keys))]
         if self.where:
-            assert isinstance(origin, SearchableOrigin), (
+            assert isinstance(origin, FilterableOrigin), (
                 "`LazyOrigin` has the method, and refuses for an origin without it"
             )
             shards = await origin.shards_where(self.where, self.shard_rows)

@@ -18,7 +18,7 @@ DIGITS_MAX = 38
 EXPONENT_MIN, EXPONENT_MAX = -130, 125
 """What a number of DynamoDB can hold: so many digits, and a first digit between these powers of ten."""
 INTEGER_DIGITS = 18
-"""Longer numbers are written digit by digit: not every reader of JSON has integers of more than 64 bits."""
+"""Longer integers are written as decimals, because some JSON readers have no integers of more than 64 bits."""
 
 _read_object = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
 _write_object = msgspec.json.Encoder(decimal_format="number").encode
@@ -131,7 +131,7 @@ def _as_decoded(text: str) -> int | float:
 
 
 class AttributeNames(msgspec.Struct, frozen=True, kw_only=True):
-    """What the attributes of keywise in an item are called; the other attributes are the fields of the body."""
+    """The names of the attributes that keywise adds to an item; all others are fields of the body."""
 
     version: str
     generation: str = ""

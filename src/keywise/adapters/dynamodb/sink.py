@@ -37,7 +37,7 @@ from keywise.core.url import Address, redacted
 BATCH_MAX = 100
 REQUESTS, REQUESTS_MAX = 32, 500
 TOUCHES_MAX = 5
-"""How often one attempt touches a row that gets a newer version each time; then the change is busy."""
+"""How often one attempt touches a row that gets a newer version each time; then the change ends as *busy*."""
 OLD_ITEM = "ALL_OLD"
 
 
@@ -152,7 +152,7 @@ class DynamoSink:
         return APPLIED if answer is None else self._held(answer)
 
     async def _remove(self, key: str) -> SinkResult:
-        """Delete the item of a key whose version the ledger does not know, unless the item changes meanwhile."""
+        """Delete the item of a key whose version the ledger does not know, on condition that the item has not changed."""
         name, names = self._table.key_of(key), {"#version": self._names.version}
         try:
             found = await self._table.ask("get_item", Key=name, ConsistentRead=True)
@@ -194,7 +194,7 @@ class DynamoSink:
         return None
 
     async def _failed(self, error: KeywiseError, *, is_write: bool) -> SinkResult:
-        """Return the result of a change whose request has failed; if other changes would fail too, pause the sink."""
+        """Return the result of a change whose request has failed; pause the sink if other changes would fail too."""
         cause, refusal = str(error), refusal_of(error)
         code = error_code(refusal) if refusal is not None else ""
         if isinstance(error, ThrottledError):

@@ -1,8 +1,8 @@
 """Targets of a table in Postgres: tables beside the live one, which exchange their names with it in one transaction.
 
 The live table always has the name of the sink. As a target it has a label, which becomes its name when it stops being
-live. Indexes, sequences, triggers and privileges belong to a table, and stay with it; so would views and foreign keys
-of other tables, which is why a table that has some does not move.
+live. Indexes, sequences, triggers and privileges belong to a table and stay with it when it is renamed. Views and
+foreign keys of other tables would stay with the old table too, so keywise does not move the name of such a table.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -34,7 +34,7 @@ from keywise.core.target import TargetNote
 COUNT_S = 600.0
 """How long it may take to count the rows of a table."""
 FREE_S = 2.0
-"""How long an exchange waits until no other transaction uses the tables. All new readers queue behind it meanwhile."""
+"""How long an exchange waits for its locks on both tables. New readers queue behind it meanwhile."""
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "p": "a partitioned table"}
 
 _SQL = read_statements(__name__)
@@ -56,7 +56,7 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def key(self) -> str:
-        """What the notes on its targets are kept under."""
+        """The name under which the database keeps the notes on its targets."""
         return f"{self.schema}.{self.name}"
 
     @property
@@ -275,7 +275,7 @@ class PostgresTargets:
 
     @asynccontextmanager
     async def _transaction(self, limit_s: float = SLOW_S, *, locks: bool = False) -> AsyncIterator[Any]:
-        """Open a transaction; with `locks`, one process at a time creates or drops tables."""
+        """Open a transaction; with `locks`, take the advisory lock for creating and dropping tables."""
         limit = limit_each(limit_s)
         async with self._database.transaction(limit=limit) as connection, self._database.answered(limit):
             if locks:

@@ -1,8 +1,9 @@
 """Targets of a table in SQLite: tables beside the live one, which exchange their names with it in one transaction.
 
 The live table always has the name of the sink. As a target it has a label, which becomes its name when it stops being
-live. When a table is renamed, SQLite rewrites every mention of it. So its indexes and triggers stay with it, but so
-would views, and the triggers and foreign keys of other tables. The name of a table that others mention does not move.
+live. When a table is renamed, SQLite rewrites every mention of it, so its indexes and triggers stay with it. Views, and
+triggers and foreign keys of other tables, would stay with the old table too, so keywise does not move the name of such
+a table.
 """
 
 import asyncio
@@ -110,7 +111,7 @@ class SqliteTargets:
                     [[count]] = connection.execute(f"select count(*) from {quoted(place)}")  # noqa: S608
                     return int(count)
 
-        # It may take long, and neither writers nor the event loop should wait for it.
+        # Counting may take long, so it blocks neither writers nor the event loop.
         return await asyncio.to_thread(counted)
 
     async def built(self, pipeline: str) -> list[str]:
@@ -180,7 +181,7 @@ class SqliteTargets:
         )
 
     def _check_mentions(self, connection: sqlite3.Connection, label: str) -> None:
-        """Raise `AdminError` if a rename rewrites more than the live table's own parts; only a rename shows that."""
+        """Raise `AdminError` if renaming the live table rewrites more than its own parts, by trying it out."""
         with _undone(connection):
             mentions = _renamed(connection, self._name, label)
         if mentions:
