@@ -152,7 +152,7 @@ class DynamoSink:
         return APPLIED if answer is None else self._held(answer)
 
     async def _remove(self, key: str) -> SinkResult:
-        """Delete the item of a key whose version the ledger does not know, on condition that the item has not changed."""
+        """Delete the item of a key whose version the ledger does not know, if the item has not changed meanwhile."""
         name, names = self._table.key_of(key), {"#version": self._names.version}
         try:
             found = await self._table.ask("get_item", Key=name, ConsistentRead=True)
