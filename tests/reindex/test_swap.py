@@ -14,6 +14,7 @@ from keywise.core.errors import AdminError
 from keywise.core.events import SwapRefused, TargetSwapped
 from keywise.reindex.barrier import Barrier
 from keywise.reindex.plan import RunPlan
+from keywise.reindex.run_state import replace_run
 from keywise.reindex.targets import NO_TOKEN
 from reindex.catalogue import Catalogue, run_of
 from running import run
@@ -243,6 +244,24 @@ def test_no_run_begins_behind_the_barrier_of_one_that_was_ended(catalogue):
             for begin in (lambda: admin.start(RunPlan(is_checked=False)), admin.rollback):
                 with pytest.raises(AdminError, match="a swap is being called off"):
                     await begin()
+
+    run(story())
+
+
+def test_a_run_is_not_cancelled_once_the_store_was_asked_to_move_the_name(catalogue):
+    """The worker may note that just before the cancellation is stored."""
+
+    async def story():
+        async with catalogue.working():
+            await catalogue.build("pages_1")
+        async with catalogue.acting() as admin:
+            store = admin.pipeline.control_store
+            going = (before := await store.controls()).run
+            called = replace(before, move=Move(going.live, going.into, 1, is_called=True))
+            assert await store.replace_controls(before, called)
+            with pytest.raises(AdminError, match="the swap to pages_1 can no longer be called off"):
+                await replace_run(admin.pipeline, going, replace(going, state=RunState.CANCELLED))
+            assert (await store.controls()).run == going
 
     run(story())
 

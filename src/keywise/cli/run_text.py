@@ -78,7 +78,8 @@ def waiting_texts(name: str, report: RunReport) -> list[str]:
         return [consent_text(name, report)]
     if run.state is RunState.STARTING and report.is_unattended:
         into = f" --into {run.into}" if run.is_beside else ""
-        return [f"its start was interrupted; repeat it with keywise reindex start {name}{into}"]
+        some = ", and with its --ids, --where or --limit" if run.is_partial else ""
+        return [f"its start was interrupted; repeat it with keywise reindex start {name}{into}{some}"]
     if report.is_unattended:
         return [UNATTENDED]
     texts = [f"{_shard_text(one)}; see the log of the workers for the cause" for one in report.stalled]

@@ -154,9 +154,6 @@ class ReindexAdmin:
         A target beside the live one stays in its store until `drop`. Raises `AdminError` if a swap can only go forward.
         """
         ended_at = await self.pipeline.admin.now()
-        move = (await self.pipeline.control_store.controls()).move
-        if move is not None and move.is_called:
-            raise AdminError(f"the swap to {move.after} can no longer be called off; it ends in a moment")
         return await self._change(
             "cancelled",
             lambda run: replace(run, state=RunState.CANCELLED, is_paused=False, swaps=False, ended_at=ended_at),
@@ -309,7 +306,9 @@ def _state_of(run: ReindexRun) -> str:
 def _is_same(run: ReindexRun, plan: RunPlan) -> bool:
     """Whether a plan asks for this run again: a script may repeat its start after a crash."""
     if run.state is RunState.STARTING:
-        return plan.generation in (None, run.generation) and target_of(plan, run.generation) == run.into
+        # Some of its shards may be stored, so a plan for all rows cannot complete a start for some rows.
+        is_like = plan.is_partial == run.is_partial and target_of(plan, run.generation) == run.into
+        return is_like and plan.generation in (None, run.generation)
     return plan.generation == run.generation
 
 
