@@ -1,4 +1,4 @@
-"""A reindex in words: its facts, how far it has come in one line, why it waits, and a bar while a command waits."""
+"""Formats a reindex: its facts, its progress in one line or as a bar, and why it waits."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -107,7 +107,7 @@ def next_step(name: str, run: ReindexRun) -> str:
 
 @contextmanager
 def showing_run() -> Iterator[Callable[[RunReport], None]]:
-    """Show in a terminal how far a run has come; on stderr, say once why it waits."""
+    """Show in a terminal how far a run has come; report each cause of a delay once on stderr."""
     said: set[str] = set()
     with progress(*bar_columns()) as bar:
         shown = ""
@@ -119,12 +119,12 @@ def showing_run() -> Iterator[Callable[[RunReport], None]]:
                     print(plain(f"waiting: {cause}"), file=sys.stderr)
                     said.add(cause)
             if (activity := _activity(report)) != shown:
-                # Each has its own time; the clock of a bar that was full does not go on.
+                # Each activity has a bar with its own time, because the clock of a full bar stops.
                 for old in bar.task_ids:
                     bar.remove_task(old)
                 bar.add_task(activity, total=None, done="")
                 shown = activity
-            # Of a later stage there is no share.
+            # How far a later stage has come is not known.
             is_read = report.run.state is not RunState.SCANNING
             done, total = (0, None) if is_read else (report.rows_read, report.rows_expected)
             for task in bar.task_ids:

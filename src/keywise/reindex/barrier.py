@@ -28,7 +28,7 @@ class Barrier:
         self._token = token
 
     async def take_over(self, before: str, after: str) -> Move | None:
-        """Set the barrier of the other target for the whole run, and take over a swap that another worker has begun.
+        """Set the barrier of the other target, where it stays, and take over a swap that another worker has begun.
 
         Return the barrier of that swap; None if there was none.
         """
