@@ -261,9 +261,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where all files go; it is emptied first")
     parser.add_argument("--servers", action="store_true", help="start PostgreSQL and OpenSearch for it")
     parser.add_argument("--database", default="", help="or the URL of an empty database of PostgreSQL, with --search")
-    parser.add_argument(
-        "--search", default="", help="and opensearch://HOST:PORT/ALIAS, where it creates indexes"
-    )
+    parser.add_argument("--search", default="", help="and opensearch://HOST:PORT/ALIAS, where it creates indexes")
     options = parser.parse_args()
     if bool(options.database) != bool(options.search) and not options.servers:
         parser.error("--database and --search belong together; give both, or --servers")
