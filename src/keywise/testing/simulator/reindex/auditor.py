@@ -160,10 +160,17 @@ class ReindexAudit(RunLog):
         for body in page.rows:
             row = msgspec.json.decode(body, type=RowBody)
             entry = self._world.entries(scope).get(row.id)
-            # A row that was refused as removed may be forced before the cursor moves, which leaves a lower generation.
-            least = 0 if is_beside or row.id in self._forced else generation
+            least = 0 if is_beside else self._least_generation(row.id, generation)
             if not (_has_ended(entry, row, least) or self._is_postponed(row.id, generation)):
                 self.violate(f"the cursor passes {row.id} v{row.v}, which has not ended: {entry}")
+
+    def _least_generation(self, key: str, generation: int) -> int:
+        """Return the lowest generation that a run in place may leave on a key at the version of its row.
+
+        The run skips a key that an operator has removed. If the operator forces it before the run ends, its generation
+        is below that of the run.
+        """
+        return 0 if key in self._forced else generation
 
     def _is_postponed(self, key: str, generation: int) -> bool:
         for name, entry in self._world.entries(SHARDS).items():
@@ -312,7 +319,8 @@ class ReindexAudit(RunLog):
             if row is None:
                 continue
             entry = self._world.entries(LIVE).get(key)
-            if not _has_ended(entry, RowBody(key, row.version), run.generation):
+            least = self._least_generation(key, run.generation)
+            if not _has_ended(entry, RowBody(key, row.version), least):
                 self.violate(f"run {run.generation} is complete without {key} v{row.version}: {entry}")
 
     def _judge_move(self, before: Controls, after: Controls, left: str, taken: str) -> None:
