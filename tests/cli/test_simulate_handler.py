@@ -104,7 +104,7 @@ def test_messages_and_functions_are_named_by_options(folder):
     ("arguments", "status", "error"),
     [
         (("--seed", "3"), 2, "need an APP"),
-        (("shop:app", "--serial"), 2, "without --serial, --replay"),
+        (("shop:app", "--serial"), 2, "without --serial, --reindex, --replay"),
         (("shop:app", "--grade", "plain"), 2, "--grade"),
         (("shop:app", "--pipeline", "order"), 2, "did you mean orders?"),
         (("shop:app", "--state", "nothing"), 2, "shop has no 'nothing'"),

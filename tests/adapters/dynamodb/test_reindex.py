@@ -8,6 +8,7 @@ from adapters.aws_credentials import credentials
 from adapters.dynamodb.benches import created, url_of
 from keywise.core import events
 from keywise.core.controls import RunState
+from keywise.reindex.worker import PAGE_ROWS
 from reindex.reindex_rig import Works
 from running import run
 from servers import shared
@@ -17,8 +18,9 @@ __all__ = ["credentials"]
 
 pytestmark = pytest.mark.server("dynamodb")
 
-ROWS = 1200
 SEGMENTS = 4
+ROWS = 5 * SEGMENTS * PAGE_ROWS // 2
+"""So many that a segment has two or three pages, which are large enough to be halved."""
 THROTTLED = 6
 WRITES_AT_ONCE = 25
 
@@ -68,8 +70,8 @@ def test_throttled_scans_cost_no_attempt_restart_no_shard_and_make_pages_smaller
             firsts = [scan["Segment"] for scan in scans if "ExclusiveStartKey" not in scan]
             assert sorted(firsts) == list(range(SEGMENTS)), "no shard was read from its beginning again"
             asked = limits(scans)
-            assert asked[0] == max(asked) == 250
-            assert min(asked) <= 250 // 2 ** (THROTTLED // 2), "each refusal halves the page"
+            assert asked[0] == max(asked) == PAGE_ROWS
+            assert min(asked) <= PAGE_ROWS // 2 ** (THROTTLED // 2), "each refusal halves the page"
             assert asked[-1] > min(asked), "and each page without one adds some rows"
             waits = [one for one in works.emitted(events.Unavailable) if one.what == "origin"]
             assert waits and "Throughput" in waits[0].cause
