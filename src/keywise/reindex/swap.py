@@ -104,7 +104,7 @@ class Swap:
         return ""
 
     async def _rename(self, sink: RenamingSink, move: Move, began: float) -> str:
-        """Move the name of a table and end the barrier in one transaction, which has happened or has not."""
+        """Move the name of a table and lift the barrier in one transaction; return why not, or an empty text."""
         live = self._live
         ended_at = await live.admin.now()
         while True:
