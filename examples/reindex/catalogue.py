@@ -68,7 +68,7 @@ class Catalogue:
         self._may_edit = asyncio.Event()
         self.edits = 0
         self.items = {name: self._made(name) for name in map(_name, range(count))}
-        """The table again, to compare the searches with."""
+        """A copy of the table, with which the example compares the searches."""
         self.versions = {name: item.version for name, item in self.items.items()}
         """The newest version of each item, also of those that are deleted."""
 
@@ -103,7 +103,7 @@ class Catalogue:
         self._may_edit.set()
 
     async def pause(self) -> None:
-        """Let the editors rest; return when what they have begun is announced."""
+        """Pause the editors; return when the edit that they have begun is announced."""
         self._may_edit.clear()
         await self._is_idle.wait()
 

@@ -29,10 +29,6 @@ class Workers:
             for _ in range(self._count):
                 self._processes.append(await _started(place, ["run", APP, "--plain"], stdout=log))
 
-    async def restart(self, place: Place) -> None:
-        await self.stop()
-        await self.start(place)
-
     async def stop(self) -> None:
         for process in self._processes:
             if process.returncode is None:

@@ -1,6 +1,6 @@
-"""Gives a search a new shape while its catalogue is edited, goes live with it and back, and compares it with the truth.
+"""Rebuilds a search in a new shape while its catalogue is edited, swaps, rolls back, and compares it with the truth.
 
-Beside it, a naive script does the same.
+A naive script does the same beside it.
 """
 
 import argparse
@@ -19,14 +19,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from examples import real_servers
-from examples.reindex import catalogue, report, shelves
+from examples.reindex import catalogue, report, searches
 from examples.reindex.catalogue import Catalogue, folded
 from examples.reindex.commands import Operator, Workers
 from examples.reindex.naive import NaiveSearch
 from examples.reindex.pipeline import pipeline_at
 from examples.reindex.place import FIRST_COLUMNS, FOLDER, KEYWISE, NAIVE, PIPELINE, Place
 from examples.reindex.report import Comparison
-from examples.reindex.shelves import FIELDS, Shelf, definition
+from examples.reindex.searches import FIELDS, Search, definition
 
 WORD = "cafe"
 LOST, CHANGED = "item-00003", "item-00007"
@@ -47,23 +47,23 @@ def main() -> int:
         place = Place(str(options.folder.resolve()), options.database, options.search)
         if options.servers:
             place = stack.enter_context(_with_servers(console, place))
-        return asyncio.run(_told(console, options, place))
+        return asyncio.run(_run_story(console, options, place))
 
 
-async def _told(console: Console, options: argparse.Namespace, place: Place) -> int:
-    """Open everything, and tell the story."""
+async def _run_story(console: Console, options: argparse.Namespace, place: Place) -> int:
+    """Open the searches and the catalogue, and run the story on them."""
     async with AsyncExitStack() as stack:
-        search, naive = [await stack.enter_async_context(shelves.opened(place, name)) for name in (KEYWISE, NAIVE)]
+        search, naive = [await stack.enter_async_context(searches.opened(place, name)) for name in (KEYWISE, NAIVE)]
         if place.search:
             await search.begin()
         await naive.begin()
         connection = await stack.enter_async_context(catalogue.opened(place.catalogue))
         items = Catalogue(connection, options.items, options.seed)
-        return await Story(console, options, place, items, (search, naive)).tell()
+        return await Story(console, options, place, items, (search, naive)).run()
 
 
 class Story:
-    """One run: the catalogue, both searches, the operator, and the moment from which time is counted."""
+    """One run of the example: the catalogue, both searches, the workers and the operator."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Story:
         options: argparse.Namespace,
         place: Place,
         items: Catalogue,
-        searches: tuple[Shelf, Shelf],
+        searches: tuple[Search, Search],
     ) -> None:
         self._console = console
         self._options = options
@@ -81,13 +81,13 @@ class Story:
         self._naive = NaiveSearch(self._copy)
         self._app = pipeline_at(place)
         self._running = msgspec.structs.replace(place, columns=",".join(FIRST_COLUMNS))
-        """The place as the workers have it now."""
+        """The place that the workers were started with."""
         self._workers = Workers(options.workers)
         self._operator = Operator(console, place)
         self._compared: list[Comparison] = []
         self._began = time.monotonic()
 
-    async def tell(self) -> int:
+    async def run(self) -> int:
         try:
             async with self._app, asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._naive.consume()), group.create_task(self._edit())]
@@ -114,7 +114,7 @@ class Story:
     # The chapters.
 
     async def _fill(self) -> None:
-        """Bring a catalogue into both searches, in their first shape."""
+        """Fill both searches from the catalogue, in their first shape."""
         self._console.print(
             f"a shop has {self._options.items:,} items; a search of keywise with {self._options.workers} workers and a "
             "naive one follow its catalogue"
@@ -129,7 +129,7 @@ class Story:
         await self._say_found("in its first shape")
 
     async def _change_shape(self) -> None:
-        """Give each item its words. The items are the same, so no message says so."""
+        """Give each item its words. The versions of the items stay, so no message announces it."""
         await self._workers.stop()
         await self._catalogue.migrate()
         await self._search.widen()
@@ -151,14 +151,14 @@ class Story:
     async def _plant(self) -> bool:
         """Damage the new search; return whether the gate names what is wrong, and refuses it."""
         changed = msgspec.structs.replace(self._catalogue.items[CHANGED], title="Something else")
-        self._say(f"somebody deletes {LOST} in the new search by hand, and changes the title of {CHANGED}")
+        self._say(f"by hand, an operator deletes {LOST} in the new search, and changes the title of {CHANGED}")
         await self._search.damage(self._search.target(1), LOST, changed)
         seen = await self._operator.run("verify", PIPELINE, "--sample", "all", status=1)
         await self._operator.run("swap", PIPELINE, "--yes", status=1)
         return LOST in seen and CHANGED in seen
 
     async def _build_again(self) -> None:
-        """Repair it as the gate says. The naive script builds its copy at the same time."""
+        """Build the search again, as the gate advises, while the naive script builds its copy."""
         await self._operator.run("cancel", PIPELINE, "--yes")
         await self._operator.run("drop", PIPELINE, "--yes")
         await asyncio.gather(self._build(), self._naive.build(self._catalogue))
@@ -171,7 +171,7 @@ class Story:
         await self._say_found("in its new shape")
 
     async def _go_back(self) -> None:
-        """Edit on, and then let the old searches be live again."""
+        """Go on editing, and then roll both searches back."""
         self._catalogue.resume()
         await asyncio.sleep(self._options.seconds)
         self._say(
@@ -195,17 +195,17 @@ class Story:
     # Helpers.
 
     async def _compare(self, moment: str, *, with_words: bool) -> None:
-        """Let the editors rest until all is processed, and compare both searches with the catalogue."""
+        """Pause the editors, wait until all changes are processed, and compare both searches with the catalogue."""
         await self._catalogue.pause()
         await self._settle()
         truth = self._catalogue.items
-        for name, shelf in ((KEYWISE, self._search), (NAIVE, self._copy)):
-            found = report.compare(name, moment, await shelf.items(), truth, with_words=with_words)
+        for name, search in ((KEYWISE, self._search), (NAIVE, self._copy)):
+            found = report.compare(name, moment, await search.items(), truth, with_words=with_words)
             self._compared.append(found)
             self._say(report.summary(found))
 
     async def _settle(self) -> None:
-        """Wait until the newest change of each item is committed, or for long."""
+        """Wait until the newest change of each item is committed, at most for `SETTLE_S`."""
         await self._naive.settle()
         async with pipeline_at(self._running) as app, app.open(PIPELINE, work=False) as opened:
             deadline = time.monotonic() + SETTLE_S
@@ -258,15 +258,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=2.0, help="how long the editors use the new search")
     parser.add_argument("--workers", type=int, default=2, help="how many worker processes there are")
     parser.add_argument("--seed", type=int, default=2026, help="what the editors do")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where everything is made again")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where all files go; it is emptied first")
     parser.add_argument("--servers", action="store_true", help="start PostgreSQL and OpenSearch for it")
     parser.add_argument("--database", default="", help="or the URL of an empty database of PostgreSQL, with --search")
-    parser.add_argument("--search", default="", help="and opensearch://HOST:PORT/ALIAS, whose indexes are made")
+    parser.add_argument("--search", default="", help="and opensearch://HOST:PORT/ALIAS, where it creates indexes")
     options = parser.parse_args()
     if bool(options.database) != bool(options.search) and not options.servers:
         parser.error("--database and --search belong together; give both, or --servers")
-    if not 50 <= options.items <= shelves.SHOWN_MAX // 2:
-        parser.error(f"--items is from 50 to {shelves.SHOWN_MAX // 2:,}, the most that one search shows")
+    if not 50 <= options.items <= searches.SHOWN_MAX // 2:
+        parser.error(f"--items is from 50 to {searches.SHOWN_MAX // 2:,}, the most that one search shows")
     return options
 
 

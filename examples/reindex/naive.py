@@ -1,13 +1,13 @@
-"""A naive search: it gets every message once and in order, writes twice while a copy is built, and renames it.
+"""A naive search: it gets every message once and in order, and writes to two targets while it builds a copy.
 
-It reads the catalogue page by page and writes each page, as most scripts for this do.
+It reads the catalogue page by page and writes each page, as most scripts for this do, and then renames the copy.
 """
 
 import asyncio
 
 import msgspec
 from examples.reindex.catalogue import Catalogue, Item
-from examples.reindex.shelves import Shelf
+from examples.reindex.searches import Search
 
 PAGE_ROWS, PAGE_S = 100, 0.2
 """How many rows it reads at a time, and how long it works on them before it writes them."""
@@ -16,8 +16,8 @@ PAGE_ROWS, PAGE_S = 100, 0.2
 class NaiveSearch:
     """The consumer of the messages, and the script that builds a copy and lets it go live."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, search: Search) -> None:
+        self._search = search
         self._messages: asyncio.Queue[bytes] = asyncio.Queue()
         self._beside = ""
         """The copy that is being built, and gets every change as well."""
@@ -26,14 +26,14 @@ class NaiveSearch:
         self._messages.put_nowait(message)
 
     async def consume(self) -> None:
-        live = self._shelf.name
+        live = self._search.name
         while True:
             item = msgspec.json.decode(await self._messages.get(), type=Item)
             for target in [live, self._beside] if self._beside else [live]:
                 if item.state:
-                    await self._shelf.delete(target, item.id)
+                    await self._search.delete(target, item.id)
                 else:
-                    await self._shelf.put(target, [item])
+                    await self._search.put(target, [item])
             self._messages.task_done()
 
     async def settle(self) -> None:
@@ -42,17 +42,17 @@ class NaiveSearch:
 
     async def build(self, catalogue: Catalogue) -> None:
         """Fill a copy with all rows, while changes are written to both."""
-        target = self._shelf.target(1)
-        await self._shelf.create(target)
+        target = self._search.target(1)
+        await self._search.create(target)
         self._beside, after = target, ""
         while rows := await catalogue.page(after, PAGE_ROWS):
             await asyncio.sleep(PAGE_S)
-            await self._shelf.put(target, rows)
+            await self._search.put(target, rows)
             after = rows[-1].id
 
     async def swap(self) -> None:
         self._beside = ""
-        await self._shelf.swap(self._shelf.target(0), self._shelf.target(1))
+        await self._search.swap(self._search.target(0), self._search.target(1))
 
     async def roll_back(self) -> None:
-        await self._shelf.swap(self._shelf.target(1), self._shelf.target(0))
+        await self._search.swap(self._search.target(1), self._search.target(0))

@@ -1,4 +1,4 @@
-"""What a search shows, beside the catalogue."""
+"""Compares what a search shows with the catalogue."""
 
 from collections.abc import Mapping, Sequence
 

@@ -23,7 +23,7 @@ from keywise.core.errors import AdminError
 from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
-from keywise.reindex.admin import ReindexAdmin, needs_origin
+from keywise.reindex.admin import ReindexAdmin, require_origin
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import RunReport, report_run
 from keywise.reindex.shards import entries_of
@@ -170,7 +170,7 @@ class ReindexHunt:
         """Of the last run."""
         self._phase: tuple[str, float, int] = "", 0.0, 0
         """The phase of live updates, when it began, and how many were sent by then."""
-        _, self._shards = needs_origin(pipeline)
+        _, self._shards = require_origin(pipeline)
 
     async def run(self) -> None:
         await self._start()

@@ -25,7 +25,7 @@ from keywise.core.controls import ReindexRun, RunState
 from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
-from keywise.reindex.admin import ReindexAdmin, needs_origin
+from keywise.reindex.admin import ReindexAdmin, require_origin
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import report_run
 from keywise.reindex.shards import CATCH_UP, ShardLedger
@@ -129,7 +129,7 @@ class SwapHunt:
         await store.create(plan.keys)
         await stack.enter_async_context(self._app)
         self._pipeline = await stack.enter_async_context(self._app.open(PIPELINE, work=False))
-        _, self._shards = needs_origin(self._pipeline)
+        _, self._shards = require_origin(self._pipeline)
         await store.watch()
         self._editor = SwapEditor(self._app, store, plan.keys, plan.writers, plan.updates_per_s, LAG_S)
         stack.push_async_callback(self._crew.close)

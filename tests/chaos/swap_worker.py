@@ -22,8 +22,8 @@ from keywise.adapters.sqlite.sink import SqliteSink
 from keywise.core import events
 from keywise.observe.log import described
 from keywise.reindex.barrier import Barrier
-from keywise.reindex.beside import BesideWork
 from keywise.reindex.catch_up import CatchUp
+from keywise.reindex.catch_up_stage import CatchUpStage
 
 QUIET = (events.BatchOpened, events.BatchClosed, events.Settled, events.Refused, events.ShardAdvanced)
 REACHED = "reached "
@@ -34,10 +34,10 @@ LOOK_S = 0.05
 MOVES = ((OpenSearchSink, "move_name"), (PostgresSink, "exchange"), (SqliteSink, "exchange"))
 STEPS: dict[str, tuple[tuple[tuple[type, str], ...], bool]] = {
     "catching up": (((CatchUp, "run"),), True),
-    "barrier set": (((Barrier, "raise_for"),), True),
+    "barrier set": (((Barrier, "set_live"),), True),
     "before the call": (MOVES, False),
     "after the call": (MOVES, True),
-    "after": (((BesideWork, "_swap"),), True),
+    "after": (((CatchUpStage, "_swap"),), True),
 }
 """The calls that are a step of a swap, and whether the step is their end. A table moves within a transaction, so that
 its steps beside the call come before the commit."""

@@ -21,7 +21,7 @@ from keywise.core.controls import RunState
 from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
-from keywise.reindex.admin import ReindexAdmin, needs_origin
+from keywise.reindex.admin import ReindexAdmin, require_origin
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import RunReport, report_run
 from keywise.reindex.shards import FOUND, GONE
@@ -186,7 +186,7 @@ async def _kill_until_ended(
     report: Callable[[RunReport, TouchTally], None],
 ) -> None:
     rng, give_up_at, kill_at = random.Random(plan.seed), boot_time() + scaled(plan.limit_s), boot_time()
-    _, shards = needs_origin(pipeline)
+    _, shards = require_origin(pipeline)
     workers = [await _worker(folder, path) for _ in range(plan.workers)]
     rows_read = 0
     try:
@@ -245,7 +245,7 @@ async def _judge(
         if not is_poisoned and touched != str(generation):
             tally.untouched += 1
             tally.faults.append(f"{item['id']['S']} is at {touched}, and not at {generation}")
-    _, shards = needs_origin(pipeline)
+    _, shards = require_origin(pipeline)
     end = await report_run(pipeline, shards)
     assert end is not None
     tally.counts = dict(end.counts)

@@ -20,7 +20,7 @@ from keywise.reindex import comparison
 from keywise.reindex.barrier import Barrier
 from keywise.reindex.catch_up import CatchUp
 from keywise.reindex.comparison import Comparison
-from keywise.reindex.gap import Gap, KeyState, gap_of, state_of
+from keywise.reindex.gap import GapKind, KeyState, gap_kind, state_of
 from keywise.reindex.rows import gone_delivery, row_deliveries
 from keywise.reindex.shards import ShardProgress
 from keywise.reindex.swap import Swap
@@ -73,15 +73,15 @@ async def _change_of_anyone(self: Barrier, pipeline: OpenPipeline, change: Calla
 
 
 def _calm_though_suspect(entry: Entry) -> KeyState:
-    return replace(state_of(entry), is_calm=entry.token == 0 and entry.unknown is None)
+    return replace(state_of(entry), is_resolved=entry.token == 0 and entry.unknown is None)
 
 
 async def _no_last_pass(self: Swap, run: ReindexRun, deadline: float) -> str:
-    return await self._until_free(deadline)
+    return await self._wait_for_claims(deadline)
 
 
-def _gone_at_once(self: CatchUp, gap: Any, this: Any) -> None:
-    this.gone.append(gap)
+def _gone_at_once(self: CatchUp, gap: Any, state: Any) -> None:
+    state.gone.append(gap)
 
 
 async def _never_asked_again(self: Sweep, claim: Any) -> bool:
@@ -92,9 +92,9 @@ def _repaired_as_gone(self: Repairer, key: str, entry: Entry) -> bool:
     return True
 
 
-def _tombstone_fetched(live: KeyState, other: KeyState) -> Gap:
-    gap = gap_of(live, other)
-    return Gap.ROW if gap is Gap.TOMBSTONE else gap
+def _tombstone_fetched(live: KeyState, other: KeyState) -> GapKind:
+    gap = gap_kind(live, other)
+    return GapKind.ROW if gap is GapKind.TOMBSTONE else gap
 
 
 async def _not_waited_for(
@@ -153,6 +153,6 @@ REINDEX_MUTANTS: tuple[Mutant, ...] = (
     Mutant("a pass believes gone once", 26, CatchUp, "_note_missing", _gone_at_once),
     Mutant("a sweep believes gone once", 26, Sweep, "_delete_gone", _never_asked_again, Grade.ATOMIC),
     Mutant("a repair believes gone once", 26, Repairer, "_is_gone", _repaired_as_gone),
-    Mutant("tombstones are fetched", 26, comparison, "gap_of", _tombstone_fetched),
+    Mutant("tombstones are fetched", 26, comparison, "gap_kind", _tombstone_fetched),
     Mutant("a cursor moves before its rows end", 26, ReindexWorker, "_write_page", _not_waited_for),
 )

@@ -14,8 +14,8 @@ from keywise.core.sink import ReadableSink
 from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
-from keywise.reindex.admin import ReindexAdmin, needs_origin
-from keywise.reindex.beside import BesideWork
+from keywise.reindex.admin import ReindexAdmin, require_origin
+from keywise.reindex.catch_up_stage import CatchUpStage
 from keywise.reindex.plan import RunPlan
 
 LOOK_S = 0.02
@@ -130,10 +130,10 @@ class Catalogue:
         async with self.acting() as admin:
             pipeline = admin.pipeline
             assert pipeline.origin is not None and pipeline.open_target is not None
-            _, shards = needs_origin(pipeline)
+            _, shards = require_origin(pipeline)
             looks = itertools.count()
             async with pipeline.open_target(run.into, run.generation) as other:
-                work = BesideWork(pipeline, other, pipeline.origin, shards, run)
+                work = CatchUpStage(pipeline, other, pipeline.origin, shards, run)
                 await work.run(lambda: next(looks) > 0)
 
     async def until(self, pipeline: OpenPipeline, holds: Callable[[Controls], bool]) -> Controls:

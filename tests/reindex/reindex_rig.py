@@ -17,7 +17,7 @@ from keywise.core.origin import Page, Shard
 from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
-from keywise.reindex.admin import ReindexAdmin, needs_origin
+from keywise.reindex.admin import ReindexAdmin, require_origin
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import RunReport, report_run
 from keywise.reindex.shards import entries_of
@@ -142,7 +142,7 @@ class Works(Shop):
 
     async def shard_entries(self) -> dict[str, Entry]:
         async with self.opened() as pipeline:
-            _, shards = needs_origin(pipeline)
+            _, shards = require_origin(pipeline)
             return {key: entry async for key, entry in shards.entries()}
 
     async def marks(self) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class Working:
 
 
 async def report_of(pipeline: OpenPipeline) -> RunReport:
-    _, shards = needs_origin(pipeline)
+    _, shards = require_origin(pipeline)
     report = await report_run(pipeline, shards)
     assert report is not None, "there was a run"
     return report

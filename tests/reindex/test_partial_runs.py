@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from keywise.core.controls import RunState
+from keywise.core.controls import ReindexRun, RunState
 from keywise.core.errors import AdminError
+from keywise.reindex.admin import require_origin
 from keywise.reindex.dry_run import DryRun, DryRunReport
 from keywise.reindex.plan import RunPlan
+from keywise.reindex.run_state import replace_run
 from reindex.reindex_rig import Catalogue, Works, bodies_of, row
 from running import run
 
@@ -64,6 +66,25 @@ def test_the_first_rows_are_written_and_the_rest_is_left_alone(tmp_path: Path):
         assert renewed(works) == KEYS[:7]
         assert sum(rows for _, _, rows in origin.scans) == 7, "no more rows were read"
         assert "gone" in works.content()
+
+    run(story())
+
+
+def test_an_interrupted_start_for_some_rows_is_not_completed_by_one_for_all_rows(tmp_path: Path):
+    _, works = works_of(tmp_path)
+
+    async def story() -> None:
+        await written_before(works)
+        async with works.opened() as pipeline:
+            starting = ReindexRun(1, is_partial=True, started_at=await pipeline.admin.now())
+            assert await replace_run(pipeline, None, starting)
+            # The killed command had stored its only shard.
+            shards = await RunPlan(keys=["k03"]).shards(pipeline.origin)
+            await require_origin(pipeline)[1].write(shards, 1)
+        with pytest.raises(AdminError, match="reindex 1 of pipeline 'shop' is starting"):
+            await works.start()
+        report = await works.runs(keys=["k03"])
+        assert (report.run.generation, report.counts) == (1, {"read": 1, "applied": 1})
 
     run(story())
 

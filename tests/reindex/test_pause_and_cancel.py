@@ -11,7 +11,7 @@ from keywise.core import events
 from keywise.core.controls import RunState
 from keywise.core.errors import AdminError
 from keywise.core.origin import Shard
-from keywise.reindex.admin import needs_origin
+from keywise.reindex.admin import require_origin
 from keywise.reindex.plan import RunPlan
 from reindex import catalogue as beside
 from reindex.reindex_rig import Catalogue, Works, row
@@ -193,7 +193,7 @@ def refuses_half_built(one: beside.Catalogue, live: str, half: str, whole: str) 
 async def until_let_go(one: beside.Catalogue) -> None:
     """Wait until the worker has noticed that the run is cancelled: it holds no shard any more."""
     async with one.acting() as admin:
-        _, shards = needs_origin(admin.pipeline)
+        _, shards = require_origin(admin.pipeline)
         while [key async for key, entry in shards.entries() if entry.token]:
             await one._look()
 

@@ -11,7 +11,7 @@ from keywise.core.controls import RunState
 from keywise.core.errors import KeywiseError
 from keywise.core.origin import Shard
 from keywise.reindex import report as reports
-from keywise.reindex.admin import needs_origin
+from keywise.reindex.admin import require_origin
 from reindex.reindex_rig import Away, Catalogue, Works, report_of, row
 from running import run
 
@@ -131,7 +131,7 @@ def test_a_row_that_is_postponed_after_the_sweep_is_not_waited_for(tmp_path: Pat
     async def story() -> int:
         ended = await works.runs()
         async with works.opened() as pipeline:
-            _, shards = needs_origin(pipeline)
+            _, shards = require_origin(pipeline)
             await shards.postpone(["k01"], ended.run.generation)
         return (await works.report()).postponed
 

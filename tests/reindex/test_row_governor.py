@@ -22,7 +22,7 @@ from keywise.reindex.row_governor import (
     SHARE_STEP,
     UNUSUAL_S,
     RowGovernor,
-    longest_of_hundred,
+    percentile_99,
     share_after,
 )
 from reindex.reindex_rig import Catalogue, Works, report_of, row
@@ -68,7 +68,7 @@ def test_the_share_rises_by_steps_and_is_halved(share: float, live_s: float, bas
     ],
 )
 def test_the_longest_wait_of_a_hundred(waits: list[tuple[float, int]], expected: float):
-    assert longest_of_hundred(waits) == expected
+    assert percentile_99(waits) == expected
 
 
 class Governed:

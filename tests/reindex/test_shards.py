@@ -5,7 +5,7 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.entry import Claim, LedgerPolicy, Refusal
 from keywise.core.origin import Shard
 from keywise.core.settings import Settings
-from keywise.reindex.shards import ShardLedger, ShardProgress, key_of
+from keywise.reindex.shards import ShardLedger, ShardProgress, shard_key
 from running import run
 
 
@@ -16,7 +16,7 @@ def test_a_worker_of_an_earlier_run_gets_no_shard_of_a_later_one():
     async def story():
         await shards.write([ShardProgress(Shard("all"))], 1)
         await shards.write([ShardProgress(Shard("all"))], 2)
-        return await shards.claim(key_of(0), 1), await shards.claim(key_of(0), 2)
+        return await shards.claim(shard_key(0), 1), await shards.claim(shard_key(0), 2)
 
     late, current = run(story())
     assert isinstance(late, Refusal)

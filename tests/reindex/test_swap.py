@@ -14,6 +14,7 @@ from keywise.core.errors import AdminError
 from keywise.core.events import SwapRefused, TargetSwapped
 from keywise.reindex.barrier import Barrier
 from keywise.reindex.plan import RunPlan
+from keywise.reindex.run_state import replace_run
 from keywise.reindex.targets import NO_TOKEN
 from reindex.catalogue import Catalogue, run_of
 from running import run
@@ -219,7 +220,7 @@ def test_no_rollback_begins_to_a_target_whose_drop_was_killed(catalogue):
                 before = await other.control_store.controls()
                 closed = replace(before, move=Move(spare, spare, NO_TOKEN))
                 assert await other.control_store.replace_controls(before, closed)
-            with pytest.raises(AdminError, match=f"{spare} is being dropped"):
+            with pytest.raises(AdminError, match=f"a drop of {spare} was interrupted"):
                 await admin.rollback()
             return spare, await admin.drop()
 
@@ -247,6 +248,24 @@ def test_no_run_begins_behind_the_barrier_of_one_that_was_ended(catalogue):
     run(story())
 
 
+def test_a_run_is_not_cancelled_once_the_store_was_asked_to_move_the_name(catalogue):
+    """The worker may note that just before the cancellation is stored."""
+
+    async def story():
+        async with catalogue.working():
+            await catalogue.build("pages_1")
+        async with catalogue.acting() as admin:
+            store = admin.pipeline.control_store
+            going = (before := await store.controls()).run
+            called = replace(before, move=Move(going.live, going.into, 1, is_called=True))
+            assert await store.replace_controls(before, called)
+            with pytest.raises(AdminError, match="the swap to pages_1 can no longer be called off"):
+                await replace_run(admin.pipeline, going, replace(going, state=RunState.CANCELLED))
+            assert (await store.controls()).run == going
+
+    run(story())
+
+
 def test_no_barrier_is_raised_for_a_run_that_was_ended(catalogue):
     async def story():
         async with catalogue.working():
@@ -255,7 +274,7 @@ def test_no_barrier_is_raised_for_a_run_that_was_ended(catalogue):
             pipeline = admin.pipeline
             ended = await admin.cancel()
             async with pipeline.open_target(ended.into, ended.generation) as other:
-                return await Barrier(pipeline, other, 1).raise_for(ended.live, ended.into)
+                return await Barrier(pipeline, other, 1).set_live(ended.live, ended.into)
 
     assert run(story()).move is None
 

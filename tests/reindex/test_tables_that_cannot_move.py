@@ -72,7 +72,7 @@ def test_a_table_with_a_column_of_another_type_is_refused(catalogue):
 
 
 def test_a_table_that_already_has_the_name_of_the_old_one_is_refused(catalogue):
-    assert "pages becomes pages_0 when another target goes live, and there is such a table already" in refusal_of(
+    assert "pages becomes pages_0 when another target goes live, and a table pages_0 exists already" in refusal_of(
         catalogue, "create table pages_0 (key text primary key)"
     )
 

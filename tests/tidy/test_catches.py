@@ -38,7 +38,7 @@ CATCHES = {
     ("operate/force.py", "ForceWriter._read"): "runs the refetch function of a user",
     ("operate/force.py", "ForceWriter._transact"): "calls a sink, which runs a handler",
     ("operate/reconcile.py", "Reconciler._compare"): "runs the refetch and lookup functions of a user",
-    ("reindex/beside.py", "BesideWork.run"): "runs the origin of a user",
+    ("reindex/catch_up_stage.py", "CatchUpStage.run"): "runs the origin of a user",
     ("reindex/sweep.py", "Sweep.run"): "runs the origin of a user",
     ("reindex/worker.py", "ReindexWorker._read_shard"): "runs the origin of a user",
     ("testing/conformance/report.py", "_checked"): "runs the adapter of a user",

@@ -61,11 +61,11 @@ from keywise.core.ledger import Ledger, LosesWrites, MarkingLedger, PluggedLedge
 from keywise.core.ledger_steps import WorkingSet
 from keywise.core.notifier import Notifier
 from keywise.core.object_store import ObjectStore
-from keywise.core.origin import Origin, SearchableOrigin
+from keywise.core.origin import FilterableOrigin, Origin
 from keywise.core.record import RecordTable
 from keywise.core.serial.contract import CountsLostSessions, TransactedTurns, Turns, TurnsOperator, TurnsTransaction
 from keywise.core.serial.steps import TurnBook
-from keywise.core.sink import AtomicSink, CanBeEmpty, ReadableSink, Sink
+from keywise.core.sink import AtomicSink, EmptyReportingSink, ReadableSink, Sink
 from keywise.core.source import (
     AckTimeoutSource,
     BacklogSource,
@@ -179,13 +179,13 @@ READABLE_SINK: tuple[type[ReadableSink], ...] = (
     OpenSearchSink,
     DynamoSink,
 )
-CAN_BE_EMPTY: tuple[type[CanBeEmpty], ...] = (SqliteSink, PostgresSink, OpenSearchSink, DynamoSink)
+CAN_BE_EMPTY: tuple[type[EmptyReportingSink], ...] = (SqliteSink, PostgresSink, OpenSearchSink, DynamoSink)
 MOVABLE_SINK: tuple[type[MovableSink], ...] = (MemorySink, MemoryTable, SqliteSink, PostgresSink, OpenSearchSink)
 ALIAS_SINK: tuple[type[AliasSink], ...] = (MemorySink, OpenSearchSink)
 RENAMING_SINK: tuple[type[RenamingSink], ...] = (MemoryTable, SqliteSink, PostgresSink)
 
 # Origins.
-SEARCHABLE_ORIGIN: tuple[type[SearchableOrigin], ...] = (SqliteOrigin, PostgresOrigin)
+SEARCHABLE_ORIGIN: tuple[type[FilterableOrigin], ...] = (SqliteOrigin, PostgresOrigin)
 ORIGIN: tuple[type[Origin], ...] = (MemoryOrigin, SqliteOrigin, PostgresOrigin, DynamoOrigin, FunctionOrigin)
 
 # Notifiers.

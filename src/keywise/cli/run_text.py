@@ -1,4 +1,4 @@
-"""A reindex in words: its facts, how far it has come in one line, why it waits, and a bar while a command waits."""
+"""Formats a reindex: its facts, its progress in one line or as a bar, and why it waits."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +11,7 @@ from keywise.core.controls import ReindexRun, RunState
 from keywise.core.url import redacted
 from keywise.reindex.report import RunReport, ShardReport
 from keywise.reindex.row_governor import Pace
-from keywise.reindex.run_watch import held_text
+from keywise.reindex.run_watch import consent_text
 from keywise.reindex.shards import READ, CatchUpProgress
 
 UNATTENDED = "no worker takes part in it now; start one with keywise run, or see the log of the workers"
@@ -75,10 +75,11 @@ def waiting_texts(name: str, report: RunReport) -> list[str]:
     """Say why a run does not go on by itself, and what to do; empty if it does."""
     run, last = report.run, report.catch_up
     if report.gone:
-        return [held_text(name, report)]
+        return [consent_text(name, report)]
     if run.state is RunState.STARTING and report.is_unattended:
         into = f" --into {run.into}" if run.is_beside else ""
-        return [f"its start was interrupted; repeat it with keywise reindex start {name}{into}"]
+        some = ", and with its --ids, --where or --limit" if run.is_partial else ""
+        return [f"its start was interrupted; repeat it with keywise reindex start {name}{into}{some}"]
     if report.is_unattended:
         return [UNATTENDED]
     texts = [f"{_shard_text(one)}; see the log of the workers for the cause" for one in report.stalled]
@@ -106,7 +107,7 @@ def next_step(name: str, run: ReindexRun) -> str:
 
 @contextmanager
 def showing_run() -> Iterator[Callable[[RunReport], None]]:
-    """Show in a terminal how far a run has come; on stderr, say once why it waits."""
+    """Show in a terminal how far a run has come; report each cause of a delay once on stderr."""
     said: set[str] = set()
     with progress(*bar_columns()) as bar:
         shown = ""
@@ -118,12 +119,12 @@ def showing_run() -> Iterator[Callable[[RunReport], None]]:
                     print(plain(f"waiting: {cause}"), file=sys.stderr)
                     said.add(cause)
             if (activity := _activity(report)) != shown:
-                # Each has its own time; the clock of a bar that was full does not go on.
+                # Each activity has a bar with its own time, because the clock of a full bar stops.
                 for old in bar.task_ids:
                     bar.remove_task(old)
                 bar.add_task(activity, total=None, done="")
                 shown = activity
-            # Of a later stage there is no share.
+            # How far a later stage has come is not known.
             is_read = report.run.state is not RunState.SCANNING
             done, total = (0, None) if is_read else (report.rows_read, report.rows_expected)
             for task in bar.task_ids:

@@ -1,4 +1,4 @@
-"""A limit that follows the load that a store accepts: half as much after a refusal, and slowly more again."""
+"""A limit that follows the load that a store accepts: additive increase and multiplicative decrease (AIMD)."""
 
 import math
 
@@ -8,11 +8,11 @@ BACKOFF_S, BACKOFF_MAX_S = 0.1, 5.0
 
 
 class AdaptiveLimit:
-    """Adapts to the load that a store accepts: pauses after a refusal, and changes how much is asked at once."""
+    """Adapts to the load that a store accepts: pauses after a refusal, halves the limit, and raises it step by step."""
 
     def __init__(self, limit_max: int, clock: Clock = boot_time, *, step: int | None = None) -> None:
         self.limit = limit_max
-        """The most changes at once: in one request, or each in a request of its own."""
+        """The most changes at once, in one request or in several requests side by side."""
         self.cause = ""
         self._limit_max = limit_max
         self._clock = clock
@@ -43,7 +43,7 @@ class AdaptiveLimit:
         self._until = max(self._until, self._clock() + (backoff_s if wait_s is None else wait_s))
 
     def record_success(self, changes: int) -> None:
-        """Record changes without a refusal. Only as many as the limit show that it may be raised."""
+        """Record that a store accepted so many changes at once. If they reached the limit, it is raised."""
         self._refusals = 0
         if changes >= self.limit:
             step = max(1, self.limit // 4) if self._step is None else self._step

@@ -1,4 +1,4 @@
-"""What is set for a pipeline: its era, its pauses, its last reindex, its target, and whether a resync is due."""
+"""The controls of a pipeline: its era, its pauses, its last reindex, its target, and whether a resync is due."""
 
 import enum
 from fnmatch import fnmatchcase
@@ -41,7 +41,7 @@ class RunState(enum.StrEnum):
 
 
 class ReindexRun(msgspec.Struct, frozen=True):
-    """A run over the rows of an origin. In place it writes each again at its generation; beside, to another target."""
+    """A run over the rows of an origin: it writes each again at its generation, or fills another target with them."""
 
     generation: int
     state: RunState = RunState.STARTING
@@ -64,9 +64,9 @@ class ReindexRun(msgspec.Struct, frozen=True):
     live: str = ""
     """The target that was live when a run beside began."""
     is_rollback: bool = False
-    """The target was live before, so there are no rows to read: it only has to catch up."""
+    """The target was live before, so the run reads no rows: it only catches up and swaps."""
     swaps: bool = False
-    """The operator wants a swap to `into`, as soon as the gate allows it."""
+    """An operator has requested a swap to `into`, as soon as the gate allows it."""
     is_dropped: bool = False
     """The target that this run had filled was dropped after its end."""
     accept_dead: int = 0
@@ -89,7 +89,7 @@ class ReindexRun(msgspec.Struct, frozen=True):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """The barrier of a swap: the name of the sink moves to another target, and nothing is claimed meanwhile."""
+    """The barrier of a swap: the name of the sink moves to another target, and the ledger grants no claim meanwhile."""
 
     before: str
     """The target that the name stands for."""

@@ -24,11 +24,14 @@ class KeyRange(msgspec.Struct, frozen=True, array_like=True):
     low: str | None = None
     high: str | None = None
     condition: str = ""
-    """Only the rows of which this holds, in SQL; empty: all."""
+    """Only the rows for which this SQL condition holds; empty: all."""
 
     @property
     def test(self) -> str:
-        """The condition as a part of a larger one. A comment in it ends with its line, and it closes no bracket."""
+        """The condition as one operand of a larger condition.
+
+        The line break ends a comment in it, and `case … end` keeps a stray bracket from changing the statement.
+        """
         return f"case when {self.condition}\nthen true end"
 
 
@@ -39,8 +42,8 @@ ReadRows: TypeAlias = Callable[[KeyRange, int], Awaitable[Sequence[tuple[str, by
 async def shards_by_keys(key_after: Callable[[str | None, int], Awaitable[str | None]], size: int) -> list[Shard]:
     """Divide a table into ranges of `size` rows.
 
-    `key_after` counts only keys that are short enough for a bound, from a key on (None: from the first), and returns
-    the one that is `size` keys further; None if there are fewer. Each step reads a part of the index, so no statement
+    `key_after(low, size)` returns the key that is `size` keys after `low` (None: from the first key on), or None if
+    fewer keys follow. It skips keys that are too long for a bound. Each call reads a part of the index, so no statement
     runs for long on a large table.
     """
     bounds: list[str | None] = [None]
@@ -55,7 +58,7 @@ async def shards_by_keys(key_after: Callable[[str | None, int], Awaitable[str | 
 
 
 def with_condition(shards: Sequence[Shard], condition: str) -> list[Shard]:
-    """Let shards of key ranges have only the rows of which a condition holds; how many these are is not known."""
+    """Return shards with only the rows for which a condition holds; how many rows they have is not known."""
     if len(condition.encode()) > CONDITION_MAX_BYTES:
         raise OriginError(f"a condition has at most {CONDITION_MAX_BYTES} bytes; write the keys into a file instead")
     ranges = [replace(msgspec.json.decode(one.bounds, type=KeyRange), condition=condition) for one in shards]

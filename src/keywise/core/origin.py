@@ -12,7 +12,7 @@ CURSOR_MAX_BYTES = 3 * 1024
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """A part of an origin that one worker reads at a time. The shards of an origin cover every row exactly once."""
+    """A part of an origin, which one worker at a time reads. The shards of an origin cover every row exactly once."""
 
     name: str
     """It is unique in the origin, and the same text in every process."""
@@ -30,15 +30,15 @@ class Page(msgspec.Struct, frozen=True):
     after: str
     """The cursor after the last row; `scan` goes on there. It is not empty."""
     is_last: bool
-    """Whether the shard ends here. A page that is not the last one may have few rows, or none."""
+    """Whether the shard ends here. Any other page may also have few rows, or none."""
 
 
 class Origin(AsyncResource, Protocol):
     """Reads the current rows of the source of truth.
 
-    A row that exists during the whole scan is in it. One that is inserted or deleted meanwhile may or may not be: live
-    changes announce it. An adapter turns the errors of its client library into `UnavailableError`, and throttling into
-    `ThrottledError`; it never retries by itself.
+    A scan returns every row that exists during the whole scan. It may return or miss a row that is inserted or deleted
+    meanwhile, because live changes announce that row. An adapter turns the errors of its client library into
+    `UnavailableError`, and throttling into `ThrottledError`; it never retries by itself.
     """
 
     @property
@@ -59,12 +59,12 @@ class Origin(AsyncResource, Protocol):
 
 
 @runtime_checkable
-class SearchableOrigin(Protocol):
-    """The ability of an origin to leave out rows of which a condition does not hold."""
+class FilterableOrigin(Protocol):
+    """The ability of an origin to return only the rows for which a condition holds."""
 
     async def shards_where(self, condition: str, size: int) -> Sequence[Shard]:
-        """Divide the origin into shards of about `size` rows, of which `scan` returns those that match the condition.
+        """Divide the origin into shards of about `size` rows; `scan` then returns only rows that match the condition.
 
-        The condition is in the language of the store, and is kept in the bounds of the shards. Raises `OriginError` if
+        The condition is in the language of the store, and the bounds of each shard contain it. Raises `OriginError` if
         the store does not understand it.
         """

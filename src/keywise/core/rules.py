@@ -28,7 +28,7 @@ from keywise.core.ledger import Failure
 PAUSE_LOOK_S = 2.0
 """How many seconds a worker waits before it claims a paused key again."""
 MOVE_LOOK_S = 0.2
-"""How many seconds it waits during a swap, which takes seconds itself."""
+"""How many seconds a worker waits before it claims a key again during a swap, which takes seconds itself."""
 
 
 def decide(
@@ -419,7 +419,7 @@ def _against_mark(entry: Entry, header: ChangeHeader, now: float, policy: Ledger
         return Refusal(RefusalReason.DUPLICATE, mark=mark)
     if order < mark:
         return Refusal(RefusalReason.STALE, mark=mark)
-    # The origin still has what an operator removed, at the same version: only a newer version brings the key back.
+    # An operator has removed the key, and the origin still has its row: only a newer version brings the key back.
     is_removed = header.is_row and entry.deleted and is_same_version(order, mark)
     return Refusal(RefusalReason.REMOVED, mark=mark) if is_removed else None
 

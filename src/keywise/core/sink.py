@@ -102,8 +102,8 @@ class Content(msgspec.Struct, frozen=True):
 
 
 @runtime_checkable
-class CanBeEmpty(Protocol):
-    """The ability of a sink to say whether it stores anything, so that a new table or index is noticed at start."""
+class EmptyReportingSink(Protocol):
+    """The ability of a sink to report whether it is empty, so that a worker notices a new table or index at start."""
 
     async def is_empty(self) -> bool:
         """Return whether the sink stores no key at all; False if it cannot say.

@@ -14,7 +14,7 @@ C = TypeVar("C")
 
 
 class FoundTable(msgspec.Struct, frozen=True):
-    """A table that has the name of a new target already."""
+    """An existing table with the name of a new target."""
 
     built_by: TargetNote | None
     """The run that has created it or taken it over; None if no run has."""
@@ -24,7 +24,7 @@ class FoundTable(msgspec.Struct, frozen=True):
 
 
 def first_label(table: str) -> str:
-    """Return the label of the live table before the first swap: its name once it is no longer live."""
+    """Return the label of the live table before the first swap: the name that it gets when it stops being live."""
     return f"{table}_0"
 
 
@@ -39,9 +39,9 @@ def check_label(target: str, reserved: str) -> None:
 
 
 def check_definition(table: str, target: str, definition: bytes | None) -> None:
-    """Raise `AdminError` if there is a definition: it would be SQL, which the operator runs."""
+    """Raise `AdminError` if there is a definition: for a table it would be SQL, which the operator runs."""
     if definition is not None:
-        raise AdminError(f"a table has no file that defines it; {make_it_yourself(table, target)}")
+        raise AdminError(f"a table has no file that defines it; {creation_advice(table, target)}")
 
 
 def check_found(table: str, target: str, note: TargetNote, found: FoundTable) -> None:
@@ -59,14 +59,14 @@ def check_found(table: str, target: str, note: TargetNote, found: FoundTable) ->
         )
 
 
-def label_is_taken(table: str, label: str) -> AdminError:
-    """Return the error for a table that has the name which the live one gets when another target goes live."""
+def label_taken_error(table: str, label: str) -> AdminError:
+    """Return the error for an existing table with the name that the live table gets at a swap."""
     return AdminError(
-        f"{table} becomes {label} when another target goes live, and there is such a table already; rename or drop it"
+        f"{table} becomes {label} when another target goes live, and a table {label} exists already; rename or drop it"
     )
 
 
-def other_columns(table: str, target: str, difference: str) -> str:
+def columns_fault(table: str, target: str, difference: str) -> str:
     """Describe that a target cannot go live, because it has other columns than the live table."""
     return f"table {target} has other columns than {table}: {difference}"
 
@@ -84,7 +84,7 @@ def column_difference(live: Mapping[str, C], found: Mapping[str, C], describe: C
     return next((f"it has a column {name} as well" for name in found if name not in live), "")
 
 
-def would_stay_behind(table: str, dependents: Sequence[str]) -> str:
+def dependents_fault(table: str, dependents: Sequence[str]) -> str:
     """Describe that the name cannot move, because views, triggers or foreign keys would stay with the old table."""
     return (
         f"{', '.join(dependents)} would stay with the old table when the name {table} moves; drop that before, and "
@@ -92,6 +92,6 @@ def would_stay_behind(table: str, dependents: Sequence[str]) -> str:
     )
 
 
-def make_it_yourself(table: str, target: str) -> str:
-    """Return the advice if keywise cannot create a target: create an empty table of that name, which it then uses."""
+def creation_advice(table: str, target: str) -> str:
+    """Return the advice if keywise cannot create a target: the operator creates the table, and keywise uses it."""
     return f"create the table {target} yourself, empty and with the columns of {table}, and start again"

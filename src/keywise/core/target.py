@@ -8,7 +8,7 @@ from keywise.core.sink import AtomicSink, Sink
 
 
 class TargetNote(msgspec.Struct, frozen=True):
-    """Which run has built a target: its store keeps this beside the target, if it can."""
+    """Which run has built a target. The store keeps this note with the target, if it can."""
 
     pipeline: str
     generation: int
@@ -19,7 +19,7 @@ class MovableSink(Protocol):
     """The ability of a sink to have another target built beside its live one, and to move its name to it.
 
     The *name* is what the URL of the sink says, and the *target* is what stores the documents or rows. Each write finds
-    the target by the name, so a write after the move can only reach the new target.
+    the target by the name, so a write after the move can reach only the new target.
     """
 
     async def current_target(self) -> str:
@@ -36,9 +36,9 @@ class MovableSink(Protocol):
         """
 
     async def finish_target(self, target: str) -> list[str]:
-        """Undo what made the building faster, make all writes visible, and return why the target cannot go live yet.
+        """Restore the settings that were changed for the build, and make all writes visible.
 
-        The list is empty if it can.
+        Return why the target cannot go live yet; the list is empty if it can.
         """
 
     async def count(self, target: str) -> int:
@@ -61,8 +61,8 @@ class AliasSink(MovableSink, Protocol):
     async def move_name(self, before: str, after: str, epoch: int) -> None:
         """Let the name stand for `after`, and no longer for `before`; return once that is certain.
 
-        It may be repeated with the same arguments. A copy of the call that arrives after a later move has no effect:
-        each move uses up something that carries its `epoch`. Raises `UnavailableError` if the outcome is not known.
+        It may be repeated with the same arguments. A copy of the request that arrives after a later move has no effect,
+        because each move removes a guard of its `epoch`. Raises `UnavailableError` if the outcome is not known.
         """
 
 

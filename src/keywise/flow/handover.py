@@ -1,7 +1,7 @@
-"""A queue in the memory of one process: one part hands deliveries over, and a pipeline processes them.
+"""A queue in memory between a producer and a pipeline in the same process.
 
-Nothing is lost with the process: the part that hands them over keeps its own place in the ledger, and moves it on only
-behind deliveries that have ended.
+Nothing is lost with the process: the producer keeps a cursor in the ledger, and advances it only past deliveries that
+have ended.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ IGNORED = "ignored"
 
 
 class HandoverQueue:
-    """A source for one pipeline. The part that hands over deliveries waits until they end, and learns how."""
+    """A source for one pipeline, whose producer waits until its deliveries have ended, and learns how they ended."""
 
     visibility_s = None
     database = None
@@ -57,7 +57,7 @@ class HandoverQueue:
         return handover
 
     def forget(self, handover: "Handover") -> None:
-        """Deliver no more of a handover: nothing waits for it any longer."""
+        """Deliver no more of a handover, because the producer has stopped waiting for it."""
         self._ready = deque(one for one in self._ready if self._open.get(one.id) is not handover)
         self._delayed = [one for one in self._delayed if self._open.get(one[2].id) is not handover]
         heapq.heapify(self._delayed)
@@ -107,7 +107,7 @@ class HandoverQueue:
 
 
 class Handover:
-    """Some deliveries, of which the last one to end sets `ended`."""
+    """Deliveries that were handed over together. `ended` is set when the last of them ends."""
 
     def __init__(self) -> None:
         self.waiting: dict[str | int, Delivery] = {}

@@ -1,4 +1,4 @@
-"""An origin that may be away when its worker starts: the first call that can reach it opens it."""
+"""An origin that may be unreachable when its worker starts: the first call that reaches it opens it."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Self
 
 from keywise.core.errors import OriginError, UnavailableError
-from keywise.core.origin import Origin, Page, SearchableOrigin, Shard
+from keywise.core.origin import FilterableOrigin, Origin, Page, Shard
 
 
 class LazyOrigin:
@@ -15,7 +15,7 @@ class LazyOrigin:
     def __init__(self, origin: Origin, *, at_start: bool) -> None:
         self._origin = origin
         self._opens_at_start = at_start
-        """Whether it is opened at once if it can be reached; then an origin that cannot be used is reported."""
+        """Whether `__aenter__` tries to open it, so that a worker does not start with an origin that cannot be used."""
         self._is_open = False
         self._opening = asyncio.Lock()
 
@@ -38,7 +38,7 @@ class LazyOrigin:
 
     async def shards_where(self, condition: str, size: int) -> Sequence[Shard]:
         origin = await self._open()
-        if not isinstance(origin, SearchableOrigin):
+        if not isinstance(origin, FilterableOrigin):
             raise OriginError(
                 "this origin cannot choose rows by a condition; write their keys into a file, and name it with --ids"
             )

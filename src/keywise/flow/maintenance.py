@@ -66,7 +66,7 @@ class Maintenance:
         if settings.retention_s is None or not await pipeline.control_store.acquire("prune", settings.maintenance_s):
             return
         if (await pipeline.control_store.controls()).run_beside is not None:
-            # The marks of both targets are compared: a key that one of them forgets would look as if it were new.
+            # A pass compares the marks of both targets: a key that one of them forgets would look like a new one.
             return
         keys = await pipeline.ledger.prune(settings.retention_s)
         if keys:

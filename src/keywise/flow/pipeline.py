@@ -99,10 +99,10 @@ class OpenPipeline:
     journal_store: JournalStore | None = None
     """Where keys are journaled that are written without the ledger; None if the pipeline waits for the ledger."""
     open_target: Callable[[str, int], AbstractAsyncContextManager["OpenPipeline"]] | None = None
-    """Opens the pipeline on another target of its sink, whose scope in the ledger belongs to a run; None if its sink
-    has no others."""
+    """Opens the pipeline on another target of its sink, in the ledger scope of the run of that generation; None if the
+    sink has only one target."""
     move_token: int = 0
-    """Claims pass the barrier that has this token: they carry out a swap."""
+    """The token with which claims pass the barrier of a swap; 0: they pass none."""
     controls: Controls = PLAIN
     """The operator's controls, as they were last read."""
     clock: Clock = boot_time

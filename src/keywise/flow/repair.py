@@ -224,8 +224,7 @@ class Repairer:
         )
 
     async def _refetched(self, key: str, entry: Entry) -> Change[Any] | str:
-        """Return the current state as a change; or why it cannot be written, because what is, or may be, in the sink
-        may be newer."""
+        """Return the current state as a change; or why it cannot be written, if the sink may have a newer state."""
         mark = entry.mark
         change = await refetched(self._pipeline, key)
         controls = await self._pipeline.control_store.controls()
@@ -242,8 +241,11 @@ class Repairer:
         return change if all(change.order >= order for order in seen) else OLDER
 
     def _is_gone(self, key: str, entry: Entry) -> bool:
-        """Whether a key that the source of truth does not have is gone. An origin has to say so twice, a horizon apart,
-        and the mark must not have moved: the row of a change that was announced early may not be there yet."""
+        """Whether a key that the source of truth does not have is gone.
+
+        From an origin it has to be missing twice, a horizon apart, at the same mark: a change may be announced before
+        its row can be read.
+        """
         origin, now = self._pipeline.origin, self._pipeline.clock()
         if origin is None or entry.mark is None or entry.deleted:
             return True

@@ -1,18 +1,18 @@
-"""Notices a sink that is empty though the ledger says what it holds: a new table, or a new index.
+"""Notices a sink that is empty although the ledger has marks of keys in it: a new table, or a new index.
 
-The marks would refuse everything that upstream sends again, so the sink would stay empty without a word.
+The ledger would refuse everything that upstream sends again as a duplicate, so the sink would silently stay empty.
 """
 
 from keywise.core import events
 from keywise.core.errors import DatabaseError, UnavailableError
-from keywise.core.sink import CanBeEmpty
+from keywise.core.sink import EmptyReportingSink
 from keywise.flow.pipeline import OpenPipeline
 
 
 async def keys_missing(pipeline: OpenPipeline) -> int:
-    """Return how many keys the ledger has put into the sink, if the sink is empty; else 0, and if it cannot say."""
+    """Return how many keys an empty sink should have, by the ledger; 0 if it is not empty, or cannot be asked."""
     sink = pipeline.sink
-    if not isinstance(sink, CanBeEmpty) or pipeline.objects is not None:
+    if not isinstance(sink, EmptyReportingSink) or pipeline.objects is not None:
         return 0
     try:
         if not await sink.is_empty():

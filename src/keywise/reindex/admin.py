@@ -20,7 +20,7 @@ from keywise.reindex.targets import (
     check_spare,
     create_beside,
     drop_beside,
-    left_target,
+    droppable_target,
     open_beside,
     target_of,
 )
@@ -33,13 +33,14 @@ class ReindexAdmin:
     def __init__(self, admin: PipelineAdmin, audit_note: AuditNote) -> None:
         self.pipeline: OpenPipeline = admin.pipeline
         self._admin = admin
-        self._origin, self._shards = needs_origin(self.pipeline)
+        self._origin, self._shards = require_origin(self.pipeline)
         self._audit_note = audit_note
 
     async def start(self, plan: RunPlan, report: Callable[[str], None] = lambda text: None) -> ReindexRun:
-        """Start a run; workers take part in it from then on. It goes on with a start that was interrupted.
+        """Start a run, or complete a start that was interrupted; workers take part in the run from then on.
 
-        The same generation again is the same run: a script may repeat its start after a crash. `report` gets each step.
+        A plan that names the generation of the last run returns that run, so a script may repeat its start after a
+        crash. `report` gets each step.
         """
         controls = await self.pipeline.control_store.controls()
         before = controls.run
@@ -55,8 +56,8 @@ class ReindexAdmin:
             report("comparing versions")
             await check_rows(self.pipeline, self._origin, shards[0])
             await check_versions(self.pipeline, self._origin)
-        if plan.drops_old and (left := left_target(controls)) is not None:
-            report(f"dropping {left[0]}")
+        if plan.drops_old and (droppable := droppable_target(controls)) is not None:
+            report(f"dropping {droppable[0]}")
             await self.drop(keeps_target=plan.keeps_old and bool(controls.spare))
             before = (await self.pipeline.control_store.controls()).run
         run = await self._begin(before, plan, live)
@@ -72,7 +73,7 @@ class ReindexAdmin:
         await self._shards.write(shards, run.generation)
         scanning = replace(run, state=RunState.SCANNING, shards=len(shards))
         if not await replace_run(self.pipeline, run, scanning):
-            raise AdminError("another operator has changed the run meanwhile; see keywise reindex status")
+            raise self._changed_meanwhile()
         into = f", into {run.into}" if run.is_beside else ""
         where = f", where {plan.where}" if plan.where else ""
         detail = f"generation {run.generation}, shards: {len(shards):,}{into}{where}"
@@ -80,9 +81,9 @@ class ReindexAdmin:
         return scanning
 
     def _check_no_other(self, controls: Controls, plan: RunPlan) -> None:
-        """Raise `AdminError` if another run goes on, or a cancelled one has left its target.
+        """Raise `AdminError` if another run goes on, or a cancelled run has left its target.
 
-        The controls know only the last run, so after this start `drop` could no longer find that target.
+        The controls store only the last run, so after this start `drop` could no longer find that target.
         """
         run, name = controls.run, self.pipeline.name
         if run is not None and run.is_active and not _is_same(run, plan):
@@ -90,7 +91,7 @@ class ReindexAdmin:
                 f"reindex {run.generation} of pipeline {name!r} is {_state_of(run)}, and one runs at a time; see "
                 f"keywise reindex status {name}, or end it with keywise reindex cancel {name}"
             )
-        left = left_target(controls)
+        left = droppable_target(controls)
         if left is not None and not controls.spare and not plan.drops_old:
             raise AdminError(
                 f"a cancelled run has left {left[0]} beside the live target; drop it first with keywise reindex drop "
@@ -115,15 +116,21 @@ class ReindexAdmin:
             notify=plan.notify,
         )
         if not await replace_run(self.pipeline, before, run):
-            raise AdminError("another operator has started a run meanwhile; see keywise reindex status")
+            raise self._changed_meanwhile()
         return run
 
+    def _changed_meanwhile(self) -> AdminError:
+        return AdminError(
+            f"another operator has started or changed a run meanwhile; see keywise reindex status {self.pipeline.name}"
+        )
+
     async def pause(self) -> ReindexRun:
-        """Let workers begin no more pages or passes. What they have begun ends, and every shard keeps its place."""
+        """Stop reading: workers finish the pages and passes that they have begun, and every shard keeps its place."""
         return await self._change("paused", lambda run: replace(run, is_paused=True))
 
     async def resume(self, delete_max: int | None = None) -> ReindexRun:
         """Go on with a paused run, or consent to the deletion of up to `delete_max` gone keys.
+
         Raises `AdminError` if the run would wait again at once, because `delete_max` is too low.
         """
         report = await report_run(self.pipeline, self._shards)
@@ -147,9 +154,6 @@ class ReindexAdmin:
         A target beside the live one stays in its store until `drop`. Raises `AdminError` if a swap can only go forward.
         """
         ended_at = await self.pipeline.admin.now()
-        move = (await self.pipeline.control_store.controls()).move
-        if move is not None and move.is_called:
-            raise AdminError(f"the swap to {move.after} can no longer be called off; it ends in a moment")
         return await self._change(
             "cancelled",
             lambda run: replace(run, state=RunState.CANCELLED, is_paused=False, swaps=False, ended_at=ended_at),
@@ -160,7 +164,7 @@ class ReindexAdmin:
     async def verify(
         self, sample_keys: int = SAMPLE_KEYS, *, accept_dead: int | None = None, pause_max_s: float | None = None
     ) -> GateResult:
-        """Return what the gate finds now under the limits of a swap; None: those that the run has."""
+        """Return what the gate finds now, under these limits of a swap; None: the limits that the run has."""
         run = await self._catching_up()
         report = await report_run(self.pipeline, self._shards)
         assert report is not None, "there is a run"
@@ -170,7 +174,7 @@ class ReindexAdmin:
         return GateResult(run, lines)
 
     async def swap(self, accept_dead: int = 0, pause_max_s: float | None = None) -> ReindexRun:
-        """Let a worker swap as soon as the gate allows it. `ReindexRun.swaps` says whether one still tries to."""
+        """Request a swap: a worker carries it out as soon as the gate allows it. `ReindexRun.swaps` is the request."""
         await self._catching_up()
 
         def wanted(run: ReindexRun) -> ReindexRun:
@@ -182,8 +186,8 @@ class ReindexAdmin:
         return run
 
     async def rollback(self, pause_max_s: float | None = None) -> ReindexRun:
-        """Let the spare catch up, and let a worker swap back to it: nothing that was written since the swap is lost."""
-        controls = await self.returnable()
+        """Request a swap to the spare. It catches up first, so nothing that was written since the last swap is lost."""
+        controls = await self.controls_with_spare()
         await check_spare(self.pipeline, controls)
         back = ReindexRun(
             controls.spare_generation,
@@ -198,12 +202,12 @@ class ReindexAdmin:
             why=self._audit_note.why,
         )
         if not await replace_run(self.pipeline, controls.run, back):
-            raise AdminError("another operator has changed the run meanwhile; see keywise reindex status")
+            raise self._changed_meanwhile()
         await self._admin.record("reindex rolled back", detail=f"from {back.live} to {back.into}")
         return back
 
-    async def returnable(self) -> Controls:
-        """Return controls with a spare, to which a rollback can go back; raise `AdminError` if there is none now."""
+    async def controls_with_spare(self) -> Controls:
+        """Return the controls; raise `AdminError` if they have no spare to go back to, or a run is going on."""
         controls = await self._controls_without_run()
         if not controls.spare:
             raise AdminError(
@@ -215,7 +219,7 @@ class ReindexAdmin:
     async def drop(self, *, keeps_target: bool = False) -> str:
         """Delete the target that is not live, and its scope in the ledger; return its name.
 
-        With `keeps_target` the target stays in its store, and keywise can no longer go back to it.
+        With `keeps_target` the target stays in its store, but keywise can no longer go back to it.
         """
         target, generation = await self.target_to_drop()
         await drop_beside(self.pipeline, target, generation, keeps_target=keeps_target)
@@ -227,14 +231,14 @@ class ReindexAdmin:
         controls = await self._controls_without_run()
         if controls.move is not None:
             raise AdminError("a swap is being called off; try again in some seconds")
-        if (left := left_target(controls)) is None:
+        if (droppable := droppable_target(controls)) is None:
             raise AdminError(
                 f"pipeline {self.pipeline.name!r} has no target beside the live one, so nothing was dropped"
             )
-        return left
+        return droppable
 
     async def _controls_without_run(self) -> Controls:
-        """Return the controls; raise `AdminError` if a run is going on, which needs both targets."""
+        """Return the controls; raise `AdminError` if a run is going on, because it needs both targets."""
         controls = await self.pipeline.control_store.controls()
         run = controls.run
         if run is not None and run.is_active:
@@ -300,13 +304,15 @@ def _state_of(run: ReindexRun) -> str:
 
 
 def _is_same(run: ReindexRun, plan: RunPlan) -> bool:
-    """Whether a plan asks for this run again, as a script does that repeats its start after a crash."""
+    """Whether a plan asks for this run again: a script may repeat its start after a crash."""
     if run.state is RunState.STARTING:
-        return plan.generation in (None, run.generation) and target_of(plan, run.generation) == run.into
+        # Some of its shards may be stored, so a plan for all rows cannot complete a start for some rows.
+        is_like = plan.is_partial == run.is_partial and target_of(plan, run.generation) == run.into
+        return is_like and plan.generation in (None, run.generation)
     return plan.generation == run.generation
 
 
-def needs_origin(pipeline: OpenPipeline) -> tuple[Origin, ShardLedger]:
+def require_origin(pipeline: OpenPipeline) -> tuple[Origin, ShardLedger]:
     """Return the origin of a pipeline and the ledger of its shards; raise `AdminError` if it cannot be reindexed."""
     if pipeline.origin is None:
         raise AdminError(

@@ -1,4 +1,4 @@
-"""The barrier of a swap, in the controls of both targets: only the holder of its token is granted claims there.
+"""The barrier of a swap, in the controls of both targets: the ledger grants claims only to the holder of its token.
 
 The token is that of the claim under which one worker catches up and swaps. Tokens grow, so a worker that was stopped
 and has lost its claim cannot take the barrier back from its successor.
@@ -18,7 +18,7 @@ class OvertakenError(Exception):
 
 
 class Barrier:
-    """Raises and lifts the barrier of both targets, as the holder of one token.
+    """Sets and lifts the barrier of both targets, as the holder of one token.
 
     Every method raises `OvertakenError`, and changes nothing, if the controls have a higher token.
     """
@@ -28,7 +28,7 @@ class Barrier:
         self._token = token
 
     async def take_over(self, before: str, after: str) -> Move | None:
-        """Raise the barrier of the other target for the whole run, and take over a swap that another worker has begun.
+        """Set the barrier of the other target, where it stays, and take over a swap that another worker has begun.
 
         Return the barrier of that swap; None if there was none.
         """
@@ -37,10 +37,11 @@ class Barrier:
         controls = await self._change(self._live, self._with_token)
         return controls.move
 
-    async def raise_for(self, before: str, after: str) -> Controls:
-        """Raise the barrier of the live target: from here on the ledger refuses every claim, and every decision.
+    async def set_live(self, before: str, after: str) -> Controls:
+        """Set the barrier of the live target, and return the controls.
 
-        It is not raised if an operator has ended the run: no worker lifts the barrier of a run that is not stored.
+        From here on the ledger refuses every claim and every decision without the token. The barrier is not set if an
+        operator has ended the run, because no worker would lift it.
         """
         move = Move(before, after, self._token)
         return await self.change_live(

@@ -1,8 +1,8 @@
-"""Catching up: one pass after another brings the other target to where the live one is, until a swap.
+"""Catching up: one pass after another makes the other target equal to the live one, until a swap.
 
 The ledger is the log of changes: each target has a scope, so a pass compares marks, and no live change is written
-twice. Tombstones are copied. All else that differs is read from the origin, and written to the target that is behind.
-This may be the live one, if the message of a row is on its way or was lost.
+twice. The pass copies tombstones. For any other difference it reads the row from the origin, and writes it to the
+target that is behind. That may be the live one, if the message of the row is on its way or was lost.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from keywise.core.errors import MalformedError
 from keywise.core.origin import Origin
 from keywise.flow.pipeline import OpenPipeline
 from keywise.reindex.comparison import NAMED_MAX, Comparison, KeyGap
-from keywise.reindex.gap import Gap, order_in
+from keywise.reindex.gap import GapKind, order_to_write
 from keywise.reindex.rows import UNVERSIONED
 from keywise.reindex.shards import CatchUpProgress
 from keywise.reindex.sweep import FETCH_KEYS, ORIGIN, delete_limit
@@ -24,7 +24,7 @@ from keywise.reindex.target_writer import TargetWriter
 
 
 class CatchUp:
-    """The passes of one worker. It remembers which keys the origin did not have, so that it can ask again."""
+    """The passes of one worker. It remembers the keys that the origin did not have, and asks for them again."""
 
     def __init__(
         self,
@@ -42,75 +42,84 @@ class CatchUp:
         self._missing: dict[str, tuple[Order | None, Order | None, float]] = {}
         """Keys that the origin did not have, with the marks of the live and the other target, and since when."""
         self._lagging: dict[str, float] = {}
-        """Keys that lag, and since when."""
+        """Keys of which the origin had an older row than the live target, or none, and since when."""
         self._passes = 0
 
     async def run(self, delete_max: int | None, *, is_last: bool = False) -> CatchUpProgress:
         """Do one pass. The last one, behind the barrier, deletes only keys that are deleted in the live target."""
         started = self._live.clock()
-        this = _Pass(is_last=is_last)
+        state = _PassState(is_last=is_last)
         comparison = Comparison(self._live.ledger, self._other.ledger, await self._live.admin.now())
         some: list[KeyGap] = []
         async with aclosing(comparison.gaps()) as gaps:
             async for gap in gaps:
                 some.append(gap)
                 if len(some) == FETCH_KEYS:
-                    await self._close(some, this)
+                    await self._close_gaps(some, state)
                     some = []
         if some:
-            await self._close(some, this)
-        this.gone_max = delete_limit(delete_max, comparison.rows)
-        await self._delete_gone(this)
-        self._missing = {key: seen for key, seen in self._missing.items() if key in this.lagging}
-        self._lagging = {key: self._lagging.get(key, started) for key in this.lagging}
+            await self._close_gaps(some, state)
+        state.gone_max = delete_limit(delete_max, comparison.rows)
+        await self._delete_gone(state)
+        self._missing = {key: seen for key, seen in self._missing.items() if key in state.lagging}
+        self._lagging = {key: self._lagging.get(key, started) for key in state.lagging}
         await self._end_expired(comparison, is_last=is_last)
         self._passes += 1
+        return self._progress(comparison, state, started)
+
+    def _progress(self, comparison: Comparison, state: "_PassState", started: float) -> CatchUpProgress:
         stuck_since = started - self._live.settings.horizon_s
         stuck = [key for key, since in self._lagging.items() if since <= stuck_since]
-        gone = [gap.key for gap in this.gone] if len(this.gone) > this.gone_max else []
+        gone = [gap.key for gap in state.gone] if len(state.gone) > state.gone_max else []
         return CatchUpProgress(
             passes=self._passes,
             keys=comparison.rows,
-            behind=this.behind,
-            lagging=len(this.lagging),
+            behind=state.behind,
+            lagging=len(state.lagging),
             stuck=len(stuck),
             stuck_keys=tuple(stuck[:NAMED_MAX]),
             gone=len(gone),
             gone_keys=tuple(gone[:NAMED_MAX]),
-            unwritten=len(this.failed),
-            failed=dict(list(this.failed.items())[:NAMED_MAX]),
-            restless=tuple(comparison.restless),
+            unwritten=len(state.failed),
+            failed=dict(list(state.failed.items())[:NAMED_MAX]),
+            unresolved=tuple(comparison.unresolved),
             seconds=self._live.clock() - started,
         )
 
-    async def _close(self, gaps: Sequence[KeyGap], this: "_Pass") -> None:
+    async def _close_gaps(self, gaps: Sequence[KeyGap], state: "_PassState") -> None:
         """Write the tombstones and rows that close these gaps; note the keys for which there is nothing to write."""
         await self._keep_claim()
-        this.behind += len(gaps)
-        tombstones = [_tombstone(gap) for gap in gaps if gap.gap is Gap.TOMBSTONE]
+        state.behind += len(gaps)
+        tombstones = [_tombstone(gap) for gap in gaps if gap.kind is GapKind.TOMBSTONE]
         to_live, to_other = list[Change[Any]](), [change for change in tombstones if change is not None]
-        rows = {gap.key: gap for gap in gaps if gap.gap is Gap.ROW}
+        rows = {gap.key: gap for gap in gaps if gap.kind is GapKind.ROW}
         found: Mapping[str, bytes] = {}
         if rows:
             found = await self._live.retry_until_reachable(ORIGIN, lambda: self._origin.fetch([*rows]))
         for key, gap in rows.items():
-            if key not in found:
-                self._note_missing(gap, this)
-                continue
-            try:
-                change = self._read(gap, found[key])
-            except MalformedError as error:
-                this.failed[key] = str(error)
-                continue
-            if gap.live.mark is not None and change.order[:2] < gap.live.mark[:2]:
-                this.lagging.add(key)  # The live change came by a faster way than the row. The next pass asks again.
+            if (change := self._row_of(gap, found.get(key), state)) is None:
                 continue
             if gap.live.mark is None or change.order[:2] > gap.live.mark[:2]:
                 to_live.append(change)
-            if (order := order_in(gap.other, change.order, deleted=change.deleted)) is not None:
+            if (order := order_to_write(gap.other, change.order, deleted=change.deleted)) is not None:
                 to_other.append(_at(change, order))
-        this.failed |= await self._to_other.write(to_other, despite_pause=True)
-        this.failed |= await self._to_live.write(to_live)
+        state.failed |= await self._to_other.write(to_other, despite_pause=True)
+        state.failed |= await self._to_live.write(to_live)
+
+    def _row_of(self, gap: KeyGap, row: bytes | None, state: "_PassState") -> Change[Any] | None:
+        """Return the row of a key as a change; None if it must not be written yet, or cannot be, which is noted."""
+        if row is None:
+            self._note_missing(gap, state)
+            return None
+        try:
+            change = self._read(gap, row)
+        except MalformedError as error:
+            state.failed[gap.key] = str(error)
+            return None
+        if gap.live.mark is not None and change.order[:2] < gap.live.mark[:2]:
+            state.lagging.add(gap.key)  # The live change arrived before its row. The next pass asks again.
+            return None
+        return change
 
     def _read(self, gap: KeyGap, row: bytes) -> Change[Any]:
         """Read a row as a change in the era of its key; raise `MalformedError` if it cannot be written."""
@@ -124,36 +133,36 @@ class CatchUp:
 
     # Gone keys.
 
-    def _note_missing(self, gap: KeyGap, this: "_Pass") -> None:
-        """Note a key that the origin does not have: as gone, if that was so a horizon ago at the same marks.
+    def _note_missing(self, gap: KeyGap, state: "_PassState") -> None:
+        """Note a key that the origin does not have: as gone, if it was missing a horizon ago too, at the same marks.
 
-        Until then it is lagging: the row may be inserted again. So it is if the origin does not read consistently, and
-        in the last pass, in which there is no time to ask twice.
+        Otherwise the key is lagging, because its row may be inserted again. In the last pass, and with an origin that
+        does not read consistently, it is always lagging.
         """
         now, marks = self._live.clock(), (gap.live.mark, gap.other.mark)
         seen = self._missing.get(gap.key)
         if seen is None or seen[:2] != marks:
             self._missing[gap.key] = seen = (*marks, now)
         is_old = now >= seen[2] + self._live.settings.horizon_s
-        if is_old and self._origin.is_consistent and not this.is_last:
-            this.gone.append(gap)
+        if is_old and self._origin.is_consistent and not state.is_last:
+            state.gone.append(gap)
         else:
-            this.lagging.add(gap.key)
+            state.lagging.add(gap.key)
 
-    async def _delete_gone(self, this: "_Pass") -> None:
+    async def _delete_gone(self, state: "_PassState") -> None:
         """Delete the keys that are gone from both targets, just above both marks, unless they are too many."""
-        if len(this.gone) > this.gone_max:
-            this.lagging.update(gap.key for gap in this.gone)
+        if len(state.gone) > state.gone_max:
+            state.lagging.update(gap.key for gap in state.gone)
             return
-        for start in range(0, len(this.gone), FETCH_KEYS):
-            some = this.gone[start : start + FETCH_KEYS]
+        for start in range(0, len(state.gone), FETCH_KEYS):
+            some = state.gone[start : start + FETCH_KEYS]
             await self._keep_claim()
             marks = [max(mark for mark in (gap.live.mark, gap.other.mark) if mark is not None) for gap in some]
             for writer in (self._to_live, self._to_other):
                 deletions = [
                     Change[Any](gap.key, above(mark), deleted=True) for gap, mark in zip(some, marks, strict=True)
                 ]
-                this.failed |= await writer.write(deletions, despite_pause=writer is self._to_other)
+                state.failed |= await writer.write(deletions, despite_pause=writer is self._to_other)
 
     async def _end_expired(self, comparison: Comparison, *, is_last: bool) -> None:
         """End expired claims: in the other target after each pass, in the live one only behind the barrier.
@@ -168,7 +177,7 @@ class CatchUp:
                 await writer.end_expired(keys[start : start + FETCH_KEYS])
 
 
-class _Pass(msgspec.Struct):
+class _PassState(msgspec.Struct):
     """What one pass has found so far."""
 
     is_last: bool
@@ -182,7 +191,7 @@ class _Pass(msgspec.Struct):
 def _tombstone(gap: KeyGap) -> Change[Any] | None:
     """Return the deletion that the other target lacks; None if it has that, or a newer version."""
     assert gap.live.mark is not None, "only a mark can be a tombstone"
-    order = order_in(gap.other, gap.live.mark, deleted=True)
+    order = order_to_write(gap.other, gap.live.mark, deleted=True)
     return Change(gap.key, order, deleted=True) if order is not None else None
 
 

@@ -8,20 +8,20 @@ import msgspec
 from keywise.core.entry import Entry
 from keywise.core.ledger import Ledger, TransferableLedger
 from keywise.core.transfer import ComparingTransfer, ScopeDifferences
-from keywise.reindex.gap import UNKNOWN_KEY, Gap, KeyState, gap_of, state_of
+from keywise.reindex.gap import UNKNOWN_KEY, GapKind, KeyState, gap_kind, state_of
 from keywise.reindex.shards import entries_of
 
 DIFFERENT_MAX = 20_000
-"""The ledger compares the targets itself if they differ at fewer keys. Otherwise the worker reads all entries."""
+"""A ledger that can compare targets does so if they differ at fewer keys. Otherwise the worker reads all entries."""
 NAMED_MAX = 5
-"""How many keys are named at most."""
+"""How many keys a report names, at most."""
 
 
 class KeyGap(msgspec.Struct, frozen=True):
     """A key at which two targets differ."""
 
     key: str
-    gap: Gap
+    kind: GapKind
     live: KeyState
     other: KeyState
 
@@ -29,8 +29,8 @@ class KeyGap(msgspec.Struct, frozen=True):
 class Comparison:
     """One comparison of all keys.
 
-    The ledger does it where it can. Otherwise the worker reads all entries, and keeps the marks of one target in memory
-    meanwhile: about 200 bytes a key.
+    A ledger that can compare two of its scopes does it by itself. For any other one, the worker reads all entries, and
+    keeps the marks of one target in memory meanwhile: about 200 bytes a key.
     """
 
     def __init__(self, live: Ledger, other: Ledger, now: float) -> None:
@@ -43,8 +43,8 @@ class Comparison:
         self.expired_live: list[str] = []
         """Keys of the live target whose lease has expired: their holders are dead, or stopped."""
         self.expired_other: list[str] = []
-        self.restless: list[str] = []
-        """Some keys that are not calm in one of the targets."""
+        self.unresolved: list[str] = []
+        """Some keys that are claimed or suspect, or have a write of unknown outcome, in one of the targets."""
 
     async def gaps(self) -> AsyncGenerator[KeyGap, None]:
         """Yield the keys at which the targets differ."""
@@ -66,8 +66,8 @@ class Comparison:
         for key, of_live, of_other in differences.entries:
             live = self._state(key, of_live, self.expired_live)
             other = self._state(key, of_other, self.expired_other)
-            if (gap := gap_of(live, other)) is not Gap.NONE:
-                yield KeyGap(key, gap, live, other)
+            if (kind := gap_kind(live, other)) is not GapKind.NONE:
+                yield KeyGap(key, kind, live, other)
 
     async def _gaps_of_all(self) -> AsyncGenerator[KeyGap, None]:
         others: dict[str, KeyState] = {}
@@ -78,11 +78,11 @@ class Comparison:
             async for key, entry in entries:
                 live, other = self._state(key, entry, self.expired_live), others.pop(key, UNKNOWN_KEY)
                 self.rows += live.mark is not None and not live.deleted
-                if (gap := gap_of(live, other)) is not Gap.NONE:
-                    yield KeyGap(key, gap, live, other)
+                if (kind := gap_kind(live, other)) is not GapKind.NONE:
+                    yield KeyGap(key, kind, live, other)
         for key, other in others.items():
-            if (gap := gap_of(UNKNOWN_KEY, other)) is not Gap.NONE:
-                yield KeyGap(key, gap, UNKNOWN_KEY, other)
+            if (kind := gap_kind(UNKNOWN_KEY, other)) is not GapKind.NONE:
+                yield KeyGap(key, kind, UNKNOWN_KEY, other)
 
     def _state(self, key: str, entry: Entry | None, expired: list[str]) -> KeyState:
         if entry is None:
@@ -90,6 +90,6 @@ class Comparison:
         if entry.token and entry.lease_until <= self._now:
             expired.append(key)
         state = state_of(entry)
-        if not state.is_calm and len(self.restless) < NAMED_MAX:
-            self.restless.append(key)
+        if not state.is_resolved and len(self.unresolved) < NAMED_MAX:
+            self.unresolved.append(key)
         return state

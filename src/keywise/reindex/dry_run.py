@@ -10,13 +10,12 @@ import msgspec
 from keywise.core.change import Change, is_unversioned
 from keywise.core.controls import Controls, ReindexRun
 from keywise.core.entry import LedgerPolicy, RefusalReason
-from keywise.core.ledger import TransferableLedger
 from keywise.core.origin import Origin
 from keywise.core.rules import decide_under
 from keywise.flow.handover import IGNORED
 from keywise.flow.lanes import Ticket
 from keywise.flow.pipeline import OpenPipeline
-from keywise.reindex.admin import needs_origin, next_generation
+from keywise.reindex.admin import next_generation, require_origin
 from keywise.reindex.plan import RunPlan, check_page
 from keywise.reindex.rows import RowReader, row_deliveries
 from keywise.reindex.shards import READ, ShardProgress, entries_of, rows_expected
@@ -42,7 +41,7 @@ class DryRunReport(msgspec.Struct, frozen=True):
 
     generation: int
     counts: Mapping[str, int]
-    """How many rows were read, and how many of them would be applied, refused, or no messages."""
+    """How many rows were read, and how many of them would be applied, refused, ignored, or are no messages."""
     gone: int
     """How many keys of the ledger the origin does not have; 0 for a partial run, which deletes nothing."""
     delete_max: int
@@ -56,7 +55,7 @@ class DryRun:
         self._pipeline = pipeline
         self._plan = plan
         self._origin: Origin
-        self._origin, _ = needs_origin(pipeline)
+        self._origin, _ = require_origin(pipeline)
         self._policy = LedgerPolicy(redelivery_s=pipeline.settings.redelivery_s)
         self._counts: Counter[str] = Counter()
         self._keys = 0
@@ -107,17 +106,20 @@ class DryRun:
 
     async def _count_gone(self, show: Callable[[str, int, int | None], None]) -> int:
         """Look up every key of the ledger that has a row, and count those that the origin does not have."""
-        ledger, total = self._pipeline.ledger, (await self._pipeline.admin.counts()).keys
-        assert isinstance(ledger, TransferableLedger), "the shards are in the same ledger"
+        total = (await self._pipeline.admin.counts()).keys
         gone, seen, keys = 0, 0, list[str]()
-        async with aclosing(entries_of(ledger)) as entries:
+        async with aclosing(entries_of(self._pipeline.ledger)) as entries:
             async for key, entry in entries:
                 seen += 1
                 if entry.mark is not None and not entry.deleted and not is_unversioned(entry.mark):
                     self._keys += 1
                     keys.append(key)
                 if len(keys) == FETCH_KEYS:
-                    gone += len(keys) - len(await self._origin.fetch(keys))
+                    gone += await self._missing(keys)
                     keys = []
                     show("looking up keys", seen, total)
-        return gone + (len(keys) - len(await self._origin.fetch(keys)) if keys else 0)
+        return gone + await self._missing(keys)
+
+    async def _missing(self, keys: Sequence[str]) -> int:
+        """Return how many of these keys the origin does not have."""
+        return len(keys) - len(await self._origin.fetch(keys)) if keys else 0

@@ -10,17 +10,17 @@ from msgspec.structs import replace
 from keywise.core.controls import Controls, ReindexRun, RunState
 from keywise.core.errors import AdminError
 from keywise.operate.admin import AuditNote, PipelineAdmin
-from keywise.reindex.admin import ReindexAdmin, needs_origin
+from keywise.reindex.admin import ReindexAdmin, require_origin
 from keywise.reindex.gate import GateResult
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import RunReport
 from keywise.reindex.run_watch import RunWatch, refusal_of
-from keywise.reindex.targets import drop_old, left_target, target_of
+from keywise.reindex.targets import drop_old, droppable_target, target_of
 
 PATIENCE_S = 600.0
 """How long a full run waits for a worker, and for lines of the gate that may hold after another pass."""
 GATE_LOOK_S = 5.0
-"""How long it waits after the gate or a swap was refused, before it asks the gate again."""
+"""How long it waits before it asks the gate again: after a line did not hold, or a swap was refused."""
 
 
 class FullPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class FullPlan(msgspec.Struct, frozen=True, kw_only=True):
     if_older_than_s: float | None = None
     """Do nothing if the last complete run ended less long ago; None: always begin."""
     keep: int = 1
-    """How many targets that were live before stay in the store."""
+    """How many targets that were live before stay in the store, including the spare."""
     accept_dead: int = 0
     pause_max_s: float | None = None
 
@@ -68,14 +68,14 @@ class FullRun:
         self._pipeline = admin.pipeline
         self._admin = admin
         self._reindex = ReindexAdmin(admin, audit_note)
-        _, self._shards = needs_origin(admin.pipeline)
+        _, self._shards = require_origin(admin.pipeline)
         self._plan = plan
         self._show, self._say = show, say
         self._patience_s = patience_s
         self._dropped: list[str] = []
 
     async def run(self) -> FullResult:
-        """Do what is due. Raises `AdminError` if that is refused, was ended by an operator, or needs one."""
+        """Do what is due. Raises `AdminError` if it is refused, an operator has ended it, or it needs an operator."""
         controls = await self._pipeline.control_store.controls()
         run = controls.run
         if run is None or not self._goes_on(run):
@@ -110,11 +110,11 @@ class FullRun:
         if run is not None and self._goes_on(run) and run.state is not RunState.STARTING:
             self._say(f"going on with reindex {run.generation}")
             return run
-        keeps_old, left = self._plan.keep > 1, left_target(controls)
+        keeps_old, droppable = self._plan.keep > 1, droppable_target(controls)
         plan = replace(self._plan.run, drops_old=bool(self._plan.run.into), keeps_old=keeps_old)
         started = await self._reindex.start(plan, self._say)
-        if left is not None and plan.drops_old and not (keeps_old and controls.spare):
-            self._dropped.append(left[0])
+        if droppable is not None and plan.drops_old and not (keeps_old and controls.spare):
+            self._dropped.append(droppable[0])
         return started
 
     def _look(self, report: RunReport) -> None:
@@ -136,24 +136,31 @@ class FullRun:
     async def _swap(self, watch: RunWatch, report: RunReport) -> RunReport:
         """Ask for the swap as soon as the gate allows it, and return the report after the swap.
 
-        A line that may hold after another pass, and a swap that was refused, are tried again until the patience ends.
+        Until the patience ends, it asks the gate again after another pass, and requests a refused swap again.
         """
-        plan, until = self._plan, self._pipeline.clock() + self._patience_s
-        is_wanted = report.run.swaps  # An earlier process, or an operator, may have asked for it.
+        until = self._pipeline.clock() + self._patience_s
+        is_requested = report.run.swaps  # An earlier process, or an operator, may have requested it.
         while True:
-            if not is_wanted:
-                self._say("looking at the gate")
-                gate = await self._reindex.verify(accept_dead=plan.accept_dead, pause_max_s=plan.pause_max_s)
-                if gate.is_refused or (not gate.is_open and self._pipeline.clock() >= until):
-                    raise AdminError(_refused_by(gate))
-                if is_wanted := gate.is_open:
-                    await self._reindex.swap(plan.accept_dead, plan.pause_max_s)
-            if is_wanted:
+            if is_requested or await self._request_swap(until):
                 report = await watch.until_decided()
                 if not report.run.is_active or self._pipeline.clock() >= until:
                     return report
-                is_wanted = False
+                is_requested = False
             await asyncio.sleep(GATE_LOOK_S)
+
+    async def _request_swap(self, until: float) -> bool:
+        """Request the swap if the gate is open; return whether it is.
+
+        Raises `AdminError` if a line of the gate needs an operator, or the time is up.
+        """
+        self._say("looking at the gate")
+        limits = self._plan.accept_dead, self._plan.pause_max_s
+        gate = await self._reindex.verify(accept_dead=limits[0], pause_max_s=limits[1])
+        if gate.is_refused or (not gate.is_open and self._pipeline.clock() >= until):
+            raise AdminError(_refused_by(gate))
+        if gate.is_open:
+            await self._reindex.swap(*limits)
+        return gate.is_open
 
     async def _result(self, run: ReindexRun | None, *, is_due: bool, **more: Any) -> FullResult:
         """Delete the targets that the plan does not keep, and return what was done."""

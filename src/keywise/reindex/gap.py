@@ -13,15 +13,15 @@ class KeyState(msgspec.Struct, frozen=True, gc=False):
 
     mark: Order | None = None
     deleted: bool = False
-    is_calm: bool = True
+    is_resolved: bool = True
     """No claim is held, no write has an unknown outcome, and the key is not suspect."""
 
 
 UNKNOWN_KEY = KeyState()
 
 
-class Gap(enum.Enum):
-    """How one target differs from the other at a key, by what closes the gap."""
+class GapKind(enum.Enum):
+    """How two targets differ at a key, named after what closes the gap."""
 
     NONE = enum.auto()
     TOMBSTONE = enum.auto()
@@ -31,27 +31,28 @@ class Gap(enum.Enum):
 
 
 def state_of(entry: Entry) -> KeyState:
-    is_calm = entry.token == 0 and entry.unknown is None and entry.suspicions == 0
-    return KeyState(entry.mark, entry.deleted, is_calm)
+    is_resolved = entry.token == 0 and entry.unknown is None and entry.suspicions == 0
+    return KeyState(entry.mark, entry.deleted, is_resolved)
 
 
-def gap_of(live: KeyState, other: KeyState) -> Gap:
-    """Compare versions and deletions. Generations do not count: they only order several writes of one version."""
+def gap_kind(live: KeyState, other: KeyState) -> GapKind:
+    """Compare versions and deletions, and no generations: those only order several writes of one version."""
     if live.mark is None and other.mark is None:
-        return Gap.NONE
+        return GapKind.NONE
     if live.mark is not None and other.mark is not None and is_same_version(live.mark, other.mark):
         if live.deleted == other.deleted:
-            return Gap.NONE
-        return Gap.TOMBSTONE if live.deleted else Gap.ROW
+            return GapKind.NONE
+        return GapKind.TOMBSTONE if live.deleted else GapKind.ROW
     if live.mark is not None and live.deleted and (other.mark is None or other.mark < live.mark):
-        return Gap.TOMBSTONE
-    return Gap.ROW
+        return GapKind.TOMBSTONE
+    return GapKind.ROW
 
 
-def order_in(state: KeyState, order: Order, *, deleted: bool) -> Order | None:
-    """Return the order at which a row or a deletion is written to a target; None if it has that, or a newer version.
+def order_to_write(state: KeyState, order: Order, *, deleted: bool) -> Order | None:
+    """Return the order at which a target gets a row or a deletion; None if it has that already, or a newer version.
 
-    If the target has the version, but as a deletion where this is a row or the reverse, the order is above its mark.
+    A target may have a deletion at the version of the row, or a row at that of the deletion. Then the returned order is
+    just above its mark, or `order` if that is higher.
     """
     if state.mark is None or order[:2] > state.mark[:2]:
         return order

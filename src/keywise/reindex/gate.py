@@ -9,7 +9,6 @@ import msgspec
 from keywise.core.controls import ReindexRun
 from keywise.core.entry import Entry
 from keywise.core.errors import MalformedError
-from keywise.core.ledger import TransferableLedger
 from keywise.core.origin import Origin
 from keywise.core.sink import Content, ReadableSink
 from keywise.core.target import MovableSink
@@ -60,12 +59,12 @@ class GateResult(msgspec.Struct, frozen=True):
 
     @property
     def is_refused(self) -> bool:
-        """Whether a line fails that only an operator can make hold."""
+        """Whether a line does not hold that needs an operator."""
         return any(not line.is_transient for line in self.failing)
 
 
 class Gate:
-    """Inspects the other target of a run. It changes nothing there but the settings that made the building faster."""
+    """Inspects the other target of a run. It changes nothing but the settings that made building it faster."""
 
     def __init__(self, live: OpenPipeline, other: OpenPipeline, origin: Origin, sample_keys: int = SAMPLE_KEYS) -> None:
         self._live, self._other = live, other
@@ -81,15 +80,7 @@ class Gate:
         lines = [] if run.is_rollback else _rows_of(report, await self._dead_examples(report))
         lines += self._passes(report)
         lines += await self._suspects()
-        fault = await fault_of_name(self._live, run.live)
-        lines.append(
-            _line(
-                "name",
-                fault or f"stands for {run.live}",
-                not fault,
-                f"it was moved by other means; let it stand for {run.live} again",
-            )
-        )
+        lines.append(await self._name(run))
         lines += await self._content(run, await sink.count(run.into))
         lines.append(GateLine("target", faults[0] if faults else "ready", not faults, is_transient=True))
         return lines
@@ -153,6 +144,11 @@ class Gate:
             ),
         ]
 
+    async def _name(self, run: ReindexRun) -> GateLine:
+        fault = await fault_of_name(self._live, run.live)
+        advice = f"it was moved by other means; let it stand for {run.live} again"
+        return _line("name", fault or f"stands for {run.live}", not fault, advice)
+
     async def _dead_examples(self, report: RunReport) -> str:
         if not report.counts.get(DEAD, 0) + report.swept.get(DEAD, 0):
             return ""
@@ -189,15 +185,13 @@ class Gate:
 
     async def _rows(self) -> AsyncIterator[tuple[str, Entry]]:
         """Yield the keys that have a row in the other target, by the ledger."""
-        ledger = self._other.ledger
-        assert isinstance(ledger, TransferableLedger), "a run starts only on a ledger that can list its entries"
-        async with aclosing(entries_of(ledger)) as entries:
+        async with aclosing(entries_of(self._other.ledger)) as entries:
             async for key, entry in entries:
                 if entry.mark is not None and not entry.deleted:
                     yield key, entry
 
     def _choose(self, sample: dict[str, Entry], number: int, key: str, entry: Entry) -> None:
-        """Take a key into the sample or not, so that it stays a random sample of the `number` keys seen so far."""
+        """Perhaps take a key into the sample, which stays a random sample of the `number` keys seen so far."""
         if len(sample) < self._sample_keys:
             sample[key] = entry
         elif self._rng.randrange(number) < self._sample_keys:
@@ -243,7 +237,7 @@ def _rows_of(report: RunReport, dead_examples: str) -> list[GateLine]:
     run, dead = report.run, report.counts.get(DEAD, 0) + report.swept.get(DEAD, 0)
     examples = f" ({dead_examples})" if dead_examples else ""
     return [
-        _line("shards", f"{report.shards_read:,} of {run.shards:,} read", report.shards_read == run.shards),
+        _line("shards", f"{report.shards_read:,} of {run.shards:,} read", report.shards_read == run.shards, REBUILD),
         _line("rows", f"{report.rows_read:,} read", report.reconciles, f"their outcomes do not add up; {REBUILD}"),
         _line(
             DEAD,

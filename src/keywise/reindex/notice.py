@@ -75,7 +75,7 @@ async def _send(pipeline: OpenPipeline, shards: ShardLedger, run: ReindexRun, cl
         await shards.fail(report_failure(pipeline, claim, error))
     finally:
         heartbeat.cancel()
-        shards.drop(claim)
+        shards.stop_renewing(claim)
     return False
 
 

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from keywise.core.errors import AdminError, OriginError
-from keywise.core.origin import CURSOR_MAX_BYTES, Origin, Page, SearchableOrigin, Shard
+from keywise.core.origin import CURSOR_MAX_BYTES, FilterableOrigin, Origin, Page, Shard
 from keywise.reindex.shards import ShardProgress
 
 SHARD_ROWS = 10_000
 """About how many rows a shard has, if the operator does not say."""
 SHARDS_MAX = 100_000
 NAME_MAX_BYTES = 512
-"""The longest name of a shard: the ledger keeps it in the position of the shard, with its bounds and the cursor."""
+"""The longest name of a shard. The ledger keeps it in the position of the shard, with its bounds and the cursor."""
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     limit: int | None = None
     """Read so many rows at the most."""
     where: str = ""
-    """Read only the rows of which this condition holds, in the language of the origin."""
+    """Read only the rows for which this condition holds, in the language of the origin."""
     also_removed: bool = False
     """Also write rows at a version that an operator has removed."""
     delete_max: int | None = None
@@ -40,23 +40,25 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     definition: bytes | None = None
     """The operator's definition of that target, such as a mapping; None: like the live one."""
     drops_old: bool = False
-    """Once the checks have passed, drop the spare, or the target that a cancelled run has left, to make room."""
+    """Once the checks have passed, drop the spare or the target of a cancelled run, to make room."""
     keeps_old: bool = False
-    """With `drops_old`: forget the spare, and leave it in its store."""
+    """With `drops_old`: forget the spare, but leave it in its store."""
 
     @property
     def is_partial(self) -> bool:
         return self.keys is not None or self.limit is not None or bool(self.where)
 
     async def shards(self, origin: Origin) -> list[ShardProgress]:
-        """Divide the rows of the plan into shards, at least one, of which nothing is read yet."""
+        """Divide the rows of the plan into one shard or more, of which nothing is read yet."""
         if self.keys is not None:
             if not self.keys:
                 raise AdminError("there are no keys to read, so nothing was started; name one key a line")
             keys = self.keys if self.limit is None else self.keys[: self.limit]
             return [ShardProgress(Shard(f"keys {n}"), keys=some) for n, some in enumerate(_chunks(keys))]
         if self.where:
-            assert isinstance(origin, SearchableOrigin), "the origin of an app refuses what it cannot do"
+            assert isinstance(origin, FilterableOrigin), (
+                "`LazyOrigin` has the method, and refuses for an origin without it"
+            )
             shards = await origin.shards_where(self.where, self.shard_rows)
         else:
             shards = await origin.shards(max(self.shard_rows, self.limit or 0))
@@ -75,7 +77,7 @@ def check_page(page: Page) -> None:
 
 
 def _chunks(keys: Sequence[str]) -> Iterator[list[str]]:
-    """Cut keys into lists that fit into the position of a shard."""
+    """Divide keys into lists that fit into the position of a shard."""
     some: list[str] = []
     size = 0
     for key in dict.fromkeys(keys):
@@ -96,7 +98,7 @@ def _check_shards(shards: Sequence[Shard]) -> None:
         raise AdminError(f"the origin has {len(shards):,} shards, the limit is {SHARDS_MAX:,}; make them larger")
     names = {shard.name for shard in shards}
     if len(names) < len(shards):
-        raise OriginError("the origin names two shards alike; give each a name of its own")
+        raise OriginError("the origin has two shards with one name; give each shard a name of its own")
     for shard in shards:
         if len(shard.bounds.encode()) > CURSOR_MAX_BYTES or len(shard.name.encode()) > NAME_MAX_BYTES:
             raise OriginError(

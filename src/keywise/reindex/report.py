@@ -1,4 +1,4 @@
-"""The report of a run: how far it has come, what became of its rows, and why it does not go on."""
+"""The report of a run: how far it has come, how its rows ended, and why it does not go on."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,19 +17,19 @@ from keywise.reindex.shards import (
     ShardLedger,
     ShardProgress,
     SweepProgress,
-    is_read,
-    number_of,
+    is_finished,
     order_at,
     progress_of,
     rows_expected,
+    shard_number,
 )
 
 STALLED_S = 120.0
-"""A shard that was begun is stalled if its last page has ended so long ago."""
+"""A shard that a worker has begun is stalled if nothing has happened to it for so long."""
 UNATTENDED_S = 10.0
 """A run is unattended if no worker has done anything on it for so long."""
 FAILED_MIN = 3
-"""A shard is stalled too if so many attempts have failed since its last page."""
+"""A shard is also stalled if so many attempts have failed since its last page."""
 SHOWN_MAX = 10
 """How many shards a report lists."""
 
@@ -118,56 +118,28 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
     controls = await pipeline.control_store.controls()
     if (run := controls.run) is None:
         return None
-    now, counts = await pipeline.admin.now(), Counter[str]()
-    read = begun = postponed = holders = 0
-    sweep, catch_up, moved_at, is_swept = SweepProgress(), CatchUpProgress(), run.started_at, False
-    working, progresses = list[ShardReport](), list[ShardProgress]()
+    now = await pipeline.admin.now()
+    found = _RunEntries(run, now, moved_at=run.started_at)
     async for key, entry in shards.entries():
-        number = number_of(key)
-        if key in (SWEEP, CATCH_UP) or number is not None:
-            holders += _is_held(entry, now)
-            moved_at = max(moved_at, entry.updated_at)
-        if key == SWEEP:
-            sweep, is_swept = _sweep_of(entry, run), is_read(entry, run.generation)
-            if entry.attempts and run.state is RunState.SWEEPING:
-                working.append(_shard_report("sweep", 0, entry, now))
-        elif key == CATCH_UP:
-            catch_up = _catch_up_of(entry, run)
-            if entry.attempts and run.state is RunState.CATCHING_UP:
-                working.append(_shard_report("catching up", 0, entry, now))
-        elif number is None:
-            postponed += entry.advanced == order_at(run.generation) and not is_read(entry, run.generation)
-        elif number < run.shards and (progress := progress_of(entry, run.generation)) is not None:
-            counts.update(progress.counts)
-            progresses.append(progress)
-            if is_read(entry, run.generation):
-                read += 1
-            elif progress.pages or entry.token or entry.attempts:
-                begun += 1
-                rows = progress.counts.get(READ, 0)
-                working.append(_shard_report(f"shard {progress.shard.name}", rows, entry, now, progress.pace))
-    ended_at = run.ended_at or now
-    stalled = [one for one in working if one.quiet_s >= STALLED_S or one.attempts >= FAILED_MIN]
-    if not run.is_active or run.is_paused:
-        stalled = []
+        found.add(key, entry)
     return RunReport(
         run=run,
-        shards_read=read,
-        shards_begun=begun,
-        counts=dict(+counts),
-        rows_expected=rows_expected(progresses),
-        seconds=max(0.0, ended_at - run.started_at),
-        gone=_needing_consent(run, catch_up.gone if run.is_beside else sweep.gone),
-        # A worker that was stopped may postpone rows of its last page when another one has read them, and the sweep
-        # has ended: nothing is left to do for them.
-        postponed=0 if is_swept else postponed,
-        swept=sweep.counts,
-        quiet_s=max(0.0, now - moved_at),
-        holders=holders,
-        pace=min((one.pace for one in working if one.pace is not None), key=lambda pace: pace.share, default=None),
-        working=tuple(working[:SHOWN_MAX]),
-        stalled=tuple(stalled[:SHOWN_MAX]),
-        catch_up=catch_up,
+        shards_read=found.read,
+        shards_begun=found.begun,
+        counts=dict(+found.counts),
+        rows_expected=rows_expected(found.progresses),
+        seconds=max(0.0, (run.ended_at or now) - run.started_at),
+        gone=_needing_consent(run, found.catch_up.gone if run.is_beside else found.sweep.gone),
+        # A worker that was stopped may postpone rows of its last page after another worker has read that page again,
+        # and the sweep has ended. Nothing is left to do for these rows.
+        postponed=0 if found.is_swept else found.postponed,
+        swept=found.sweep.counts,
+        quiet_s=max(0.0, now - found.moved_at),
+        holders=found.holders,
+        pace=min((one.pace for one in found.working if one.pace is not None), key=lambda one: one.share, default=None),
+        working=tuple(found.working[:SHOWN_MAX]),
+        stalled=tuple(found.stalled[:SHOWN_MAX]),
+        catch_up=found.catch_up,
         target=controls.target,
         spare=controls.spare,
         is_moving=controls.move is not None,
@@ -175,12 +147,68 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
 
 
 async def report_active_run(pipeline: OpenPipeline) -> RunReport | None:
-    """Report the run that is going on; None if there is none, which is found without a look at the shards."""
+    """Report the run that is going on; None if there is none, which takes no look at the shards."""
     run = (await pipeline.control_store.controls()).run
     if run is None or not run.is_active or pipeline.shard_ledger is None:
         return None
     shards = ShardLedger(pipeline.shard_ledger, pipeline.owner, pipeline.settings, pipeline.clock)
     return await report_run(pipeline, shards)
+
+
+class _RunEntries(msgspec.Struct):
+    """What the entries in the scope of the shards say of one run."""
+
+    run: ReindexRun
+    now: float
+    moved_at: float
+    """When something has happened to the run last."""
+    read: int = 0
+    begun: int = 0
+    postponed: int = 0
+    holders: int = 0
+    is_swept: bool = False
+    counts: Counter[str] = msgspec.field(default_factory=Counter)
+    progresses: list[ShardProgress] = []
+    working: list[ShardReport] = []
+    sweep: SweepProgress = SweepProgress()
+    catch_up: CatchUpProgress = CatchUpProgress()
+
+    @property
+    def stalled(self) -> list[ShardReport]:
+        if not self.run.is_active or self.run.is_paused:
+            return []
+        return [one for one in self.working if one.quiet_s >= STALLED_S or one.attempts >= FAILED_MIN]
+
+    def add(self, key: str, entry: Entry) -> None:
+        number, generation = shard_number(key), self.run.generation
+        if key in (SWEEP, CATCH_UP) or number is not None:
+            self.holders += _is_held(entry, self.now)
+            self.moved_at = max(self.moved_at, entry.updated_at)
+        if key == SWEEP:
+            self.sweep, self.is_swept = _sweep_of(entry, self.run), is_finished(entry, generation)
+            self._add_stage("sweep", RunState.SWEEPING, entry)
+        elif key == CATCH_UP:
+            self.catch_up = _catch_up_of(entry, self.run)
+            self._add_stage("catching up", RunState.CATCHING_UP, entry)
+        elif number is None:
+            self.postponed += entry.advanced == order_at(generation) and not is_finished(entry, generation)
+        elif number < self.run.shards and (progress := progress_of(entry, generation)) is not None:
+            self._add_shard(entry, progress)
+
+    def _add_stage(self, name: str, state: RunState, entry: Entry) -> None:
+        """List a stage after the scan beside the shards, if an attempt at it has failed."""
+        if entry.attempts and self.run.state is state:
+            self.working.append(_shard_report(name, 0, entry, self.now))
+
+    def _add_shard(self, entry: Entry, progress: ShardProgress) -> None:
+        self.counts.update(progress.counts)
+        self.progresses.append(progress)
+        if is_finished(entry, self.run.generation):
+            self.read += 1
+        elif progress.pages or entry.token or entry.attempts:
+            self.begun += 1
+            name, rows = f"shard {progress.shard.name}", progress.counts.get(READ, 0)
+            self.working.append(_shard_report(name, rows, entry, self.now, progress.pace))
 
 
 def _is_held(entry: Entry, now: float) -> bool:
@@ -194,7 +222,7 @@ def _needing_consent(run: ReindexRun, gone: int) -> int:
 
 
 def _sweep_of(entry: Entry, run: ReindexRun) -> SweepProgress:
-    if is_read(entry, run.generation) and entry.note:
+    if is_finished(entry, run.generation) and entry.note:
         return msgspec.json.decode(entry.note, type=SweepProgress)
     if entry.position is not None and entry.advanced == order_at(run.generation):
         return msgspec.json.decode(entry.position.note, type=SweepProgress)

@@ -1,7 +1,7 @@
-"""The governor of rows: in one process, they give way when live changes wait for longer than they do without rows.
+"""The governor of rows: in one process, rows give way when live changes wait for longer than they do without rows.
 
-It watches how long live changes wait, from their sending until they are settled, and compares the longest of a hundred
-with the base: the same figure while no rows are written. Nothing here awaits; the worker asks how many rows a page may
+It measures how long live changes wait, from their sending until they are settled, and compares the 99th percentile with
+the base: the same percentile while no rows are written. Nothing here awaits; the worker asks how many rows a page may
 have, and how long to rest after it.
 """
 
@@ -17,28 +17,28 @@ from keywise.core.clock import Clock
 from keywise.core.events import Event, Settled
 
 FACTOR, FLOOR_S = 1.5, 0.003
-"""Live changes may wait for so many times the base and so much longer, before rows give way."""
+"""Rows give way if live changes wait for longer than the base times the factor, plus the floor."""
 SHARE_MIN, SHARE_STEP, SHARE_CUT = 0.05, 0.05, 0.5
-"""Rows go at least at this share of full speed. A look that finds short waits adds a step, and one that finds long
-waits multiplies the share by the cut."""
+"""The least share of full speed; what a look adds to the share if it finds short waits; and the factor by which it cuts
+the share if it finds long ones."""
 LOOK_CHANGES, LOOK_S = 100, 2.0
 """The governor looks at the waits of so many changes together, or of those that were settled in so many seconds."""
 REST_EVERY_S, REST_S = 30.0, 2.0
 """All processes rest at the same time by the wall clock, so often and for so long, to measure the base again."""
 CALM_S = 0.5
-"""A rest counts from so long after its beginning: the last pages of other processes end then."""
+"""A rest measures the base only after so long: until then, the last pages of other processes end."""
 REST_MAX_S = 2.0
-"""The longest rest between two pages of one shard."""
+"""The longest rest after a page for the sake of the share. If the common rest of all processes follows, it is added."""
 LIVE_S = 30.0
 """A process without a live change for so long writes rows at full speed, and takes no rests."""
 FRESH_S = 5.0
-"""Rows that begin after a break of this length begin slowly, if the base is known."""
+"""After a break of this length, rows begin at the least share, if the base is known."""
 BASE_CHANGES_MIN = 10
-"""The base is known from so many changes on."""
+"""The base is known once so many changes were measured."""
 BASE_S, BASE_WAITS_MIN, BASE_WAITS_MAX = 120.0, 20, 500
 """The base forgets waits that are older than this, but keeps so many at least, and so many at the most."""
 UNUSUAL_S = 30.0
-"""A change that waits for longer has waited for something else than rows, such as a retry or its snooze."""
+"""A change that waits for longer waits for something other than rows, such as a retry or its snooze."""
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class Pace(msgspec.Struct, frozen=True):
     share: float
     """Of full speed."""
     live_s: float
-    """What one live change in a hundred has waited for, or longer, when the governor looked last."""
+    """How long live changes have waited, at the 99th percentile, when the governor looked last."""
     base_s: float | None
     """The same without rows; None if that is not known."""
 
@@ -56,10 +56,11 @@ Wait = tuple[float, int]
 """How long the oldest of some changes has waited, and how many they are."""
 
 
-def longest_of_hundred(waits: Iterable[Wait]) -> float:
-    """Return the 99th percentile of waits.
+def percentile_99(waits: Iterable[Wait]) -> float:
+    """Return the 99th percentile of waits; 0 if there are none.
 
-    Unusual ones do not count, unless more than half of the changes have them: then the live changes are behind.
+    Waits of more than `UNUSUAL_S` do not count, unless more than half of the changes have them: then the live changes
+    are behind.
     """
     every = sorted(waits)
     usual = [one for one in every if one[0] <= UNUSUAL_S]
@@ -74,7 +75,7 @@ def longest_of_hundred(waits: Iterable[Wait]) -> float:
 
 
 def allowed_s(base_s: float | None) -> float:
-    """Return how long live changes may wait beside rows: without a base, as long as a rest could have measured."""
+    """Return how long live changes may wait beside rows; if the base is not known, as long as a rest could measure."""
     return REST_S if base_s is None else FACTOR * base_s + FLOOR_S
 
 
@@ -110,7 +111,7 @@ class RowGovernor:
         self._ended_at = wall()
         """When it last stopped taking part."""
         self._pages = 0
-        """How many pages are in hand."""
+        """How many pages are being read or written."""
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Settled) and event.sent_at and event.outcome is not Outcome.DEAD:
@@ -134,7 +135,7 @@ class RowGovernor:
 
     @contextmanager
     def page(self) -> Iterator[None]:
-        """Note that rows are in hand while the block lasts."""
+        """Note that a page is being read or written while the block lasts."""
         self._pages += 1
         try:
             yield
@@ -173,7 +174,7 @@ class RowGovernor:
                 self._look(now)
 
     def _calm_since(self, now: float) -> float:
-        """Since when no process has written rows, as far as this one knows; infinite while rows are written."""
+        """Return since when no process has written rows, as far as this one knows; infinite while rows are written."""
         if not self._is_writing:
             return self._ended_at + REST_S
         if self._pages or not _is_rest(now):
@@ -183,7 +184,7 @@ class RowGovernor:
     def _look(self, now: float) -> None:
         while len(self._base) > BASE_WAITS_MIN and self._base[0][0] < now - BASE_S:
             self._base.popleft()
-        self._live_s, self._base_s = longest_of_hundred(self._recent), self._known_base()
+        self._live_s, self._base_s = percentile_99(self._recent), self._known_base()
         self._share = share_after(self._share, self._live_s, self._base_s)
         self._start_look(now)
 
@@ -192,7 +193,7 @@ class RowGovernor:
 
     def _known_base(self) -> float | None:
         waits = [wait for _, wait in self._base]
-        return longest_of_hundred(waits) if _changes(waits) >= BASE_CHANGES_MIN else None
+        return percentile_99(waits) if _changes(waits) >= BASE_CHANGES_MIN else None
 
     def _has_live(self, now: float) -> bool:
         return now - self._live_at < LIVE_S

@@ -12,7 +12,7 @@ UNVERSIONED = "the row has no version; only versioned rows can be reindexed"
 
 
 class GoneKey(Delivery, frozen=True, gc=False):
-    """Stands for the row of a key that the origin does not have any more."""
+    """The delivery of a key that the origin does not have any more, in place of its row."""
 
     key: str = ""
     order: Order = (0, 0, 0)
@@ -45,16 +45,16 @@ class RowReader:
         if unversioned:
             read_batch.malformed += [Malformed(ticket.delivery, UNVERSIONED) for ticket in unversioned]
             read_batch.tickets = [one for one in read_batch.tickets if not is_unversioned(one.change.order)]
-        if not self._run.is_beside:  # Its target is new, so that each row is written once, at its own order.
-            self._raise(read_batch.tickets)
+        if not self._run.is_beside:  # A run beside fills a new target, so its rows need no generation.
+            self._set_generation(read_batch.tickets)
         read_batch.tickets += [Ticket(_deletion(one), one, source, now) for one in gone]
         return read_batch
 
     def read_one(self, body: bytes, delivery: Delivery | None = None) -> Change[Any]:
-        """Read one row as the pipeline reads a message: a repair does not belong to the run."""
+        """Read one row as the pipeline reads a message, without the generation: a repair does not belong to the run."""
         return self._reader.read_one(body, delivery)
 
-    def _raise(self, tickets: Iterable[Ticket]) -> None:
+    def _set_generation(self, tickets: Iterable[Ticket]) -> None:
         generation, is_row = self._run.generation, not self._run.also_removed
         for ticket in tickets:
             change = ticket.change

@@ -19,10 +19,11 @@ async def move_run(pipeline: OpenPipeline, run: ReindexRun, state: RunState) -> 
 async def replace_run(pipeline: OpenPipeline, before: ReindexRun | None, after: ReindexRun | None) -> bool:
     """Store a run, or none, in place of `before`; return False if the stored run is another one by now.
 
-    Raises `AdminError` if a new run would begin behind the barrier of an earlier one. Workers look after the barrier of
-    the run that is stored, so no worker would lift it.
+    Raises `AdminError` if a new run would begin behind the barrier of an earlier run, because a worker lifts only the
+    barrier of the run that is stored; and if a run would be cancelled whose swap can only go forward.
     """
     is_new = after is not None and after.is_active and (before is None or not before.is_active)
+    is_cancel = after is not None and after.state is RunState.CANCELLED
     while True:
         controls = await pipeline.retry_until_reachable(LEDGER, pipeline.control_store.controls)
         if controls.run == after:
@@ -31,6 +32,8 @@ async def replace_run(pipeline: OpenPipeline, before: ReindexRun | None, after: 
             return False
         if is_new and controls.move is not None:
             raise AdminError("a swap is being called off; try again in some seconds")
+        if is_cancel and controls.move is not None and controls.move.is_called:
+            raise AdminError(f"the swap to {controls.move.after} can no longer be called off; it ends in a moment")
         reached = controls.generation if after is None else max(controls.generation, after.generation)
         changed = replace(controls, run=after, generation=reached)
         if await pipeline.retry_until_reachable(

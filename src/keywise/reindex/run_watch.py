@@ -58,7 +58,7 @@ class RunWatch:
     def _is_built(self, report: RunReport) -> bool:
         run = report.run
         if run.is_active and report.gone:
-            raise AdminError(held_text(self._pipeline.name, report))
+            raise AdminError(consent_text(self._pipeline.name, report))
         return not run.is_active or (run.state is RunState.CATCHING_UP and report.catch_up.passes > 0)
 
     async def _until(self, holds: Callable[[RunReport], bool]) -> RunReport:
@@ -76,7 +76,7 @@ class RunWatch:
             await asyncio.sleep(LOOK_S)
 
 
-def held_text(name: str, report: RunReport) -> str:
+def consent_text(name: str, report: RunReport) -> str:
     """Return the text that asks the operator for consent to delete gone keys, with the commands for yes and no."""
     gone = f"{report.gone:,} key{'s' * (report.gone != 1)}"
     return (

@@ -15,7 +15,7 @@ from keywise.core.change import ChangeHeader, Order
 from keywise.core.clock import Clock, boot_time
 from keywise.core.entry import Advance, Claim, Commit, Entry, LeaseTerms, Level, Position, Refusal, RefusalReason
 from keywise.core.errors import AdminError
-from keywise.core.ledger import Failure, PluggedLedger, TransferableLedger
+from keywise.core.ledger import Failure, Ledger, PluggedLedger, TransferableLedger
 from keywise.core.origin import Page, Shard
 from keywise.core.settings import Settings
 from keywise.flow.heartbeat import Heartbeat
@@ -39,7 +39,7 @@ FOUND, GONE, LAGGING = "found", "gone", "lagging"
 
 
 class ShardProgress(msgspec.Struct, frozen=True):
-    """How far a shard is read. The ledger keeps it as the note of the position, and in the end of the commit."""
+    """How far a shard is read. The ledger keeps it in the note of the position, and finally in that of the commit."""
 
     shard: Shard
     keys: Sequence[str] = ()
@@ -76,7 +76,7 @@ class ShardProgress(msgspec.Struct, frozen=True):
 
     @property
     def rows_expected(self) -> int | None:
-        """About how many rows the shard has; None if that is not known. A shard that is read knows it exactly."""
+        """About how many rows the shard has; None if that is not known. Once the shard is read, the number is exact."""
         if self.is_last:
             return self.counts.get(READ, 0)
         if self.keys:
@@ -86,9 +86,9 @@ class ShardProgress(msgspec.Struct, frozen=True):
 
 
 def rows_expected(shards: Sequence[ShardProgress]) -> int | None:
-    """Return about how many rows these shards have together; None if no shard knows.
+    """Return about how many rows these shards have together; None if that is known of no shard.
 
-    The last shard of a table has no end, so it does not know. It counts as half of an average one.
+    The last shard of a table has no end, so its size is not known. It counts as half of an average shard.
     """
     rows = [shard.rows_expected for shard in shards]
     known = [one for one in rows if one is not None]
@@ -112,7 +112,7 @@ class SweepProgress(msgspec.Struct, frozen=True):
 
 
 BEHIND_FEW = 100
-"""A pass over so few keys counts as short, also if it is not shorter than the pass before."""
+"""A pass that writes fewer keys counts as short, even if it is not shorter than the pass before."""
 
 
 class CatchUpProgress(msgspec.Struct, frozen=True):
@@ -143,8 +143,8 @@ class CatchUpProgress(msgspec.Struct, frozen=True):
     """How many keys could not be written."""
     failed: Mapping[str, str] = {}
     """Some of the keys that could not be written, with the cause."""
-    restless: tuple[str, ...] = ()
-    """Some keys that are claimed or suspect, or of which a write has an unknown outcome, in one of the targets."""
+    unresolved: tuple[str, ...] = ()
+    """Some keys that are claimed or suspect, or have a write of unknown outcome, in one of the targets."""
     seconds: float = 0.0
     """How long the pass took."""
     refused: tuple[str, ...] = ()
@@ -227,8 +227,8 @@ class ShardLedger:
         """Give up a claim; its position stays."""
         await self._ledger.release([claim])
 
-    def drop(self, claim: Claim) -> None:
-        """Stop renewing a claim that has ended, or that the caller leaves to expire. It may be dropped twice."""
+    def stop_renewing(self, claim: Claim) -> None:
+        """Stop renewing a claim that has ended, or that the caller leaves to expire. A second call does nothing."""
         self._heartbeat.drop([claim])
 
     async def postpone(self, keys: Sequence[str], generation: int) -> None:
@@ -245,7 +245,7 @@ class ShardLedger:
     async def write(self, shards: Sequence[ShardProgress], generation: int) -> None:
         """Write the entries of the shards of a new run. It may be repeated: a shard that was begun stays as it is."""
         for start in range(0, len(shards), ENTRIES_AT_ONCE):
-            some = {key_of(start + number): one for number, one in enumerate(shards[start : start + ENTRIES_AT_ONCE])}
+            some = {shard_key(n): one for n, one in enumerate(shards[start : start + ENTRIES_AT_ONCE], start)}
             results = await self._ledger.claim([ChangeHeader(key, order_at(generation)) for key in some], self._terms)
             fresh = [claim for claim in results.granted if claim.position is None]
             refused = await self._ledger.advance([Advance(claim, some[claim.key].position) for claim in fresh])
@@ -260,11 +260,12 @@ class ShardLedger:
         return entries_of(self._ledger)
 
 
-async def entries_of(ledger: TransferableLedger) -> AsyncGenerator[tuple[str, Entry], None]:
+async def entries_of(ledger: Ledger) -> AsyncGenerator[tuple[str, Entry], None]:
     """Yield the entries of a scope.
 
     An entry that is written meanwhile may be yielded as it was before or after that. A new one may be left out.
     """
+    assert isinstance(ledger, TransferableLedger), "a run starts only on a ledger that can list its entries"
     cursor = ""
     while True:
         page = await ledger.transfer.page(cursor, ENTRIES_AT_ONCE)
@@ -283,29 +284,29 @@ def other_scope(name: str, generation: int) -> str:
     return f"{name}@{generation}"
 
 
-def key_of(number: int) -> str:
+def shard_key(number: int) -> str:
     return f"{SHARD_KEY} {number:06d}"
 
 
-def number_of(key: str) -> int | None:
+def shard_number(key: str) -> int | None:
     """Return the number of a shard by its key; None for other keys."""
     kind, _, number = key.partition(" ")
     return int(number) if kind == SHARD_KEY else None
 
 
 def order_at(generation: int) -> Order:
-    """Return the order of every key of this scope in a run: its version is the generation of the run."""
+    """Return the order of a claim in this scope: its version is the generation of the run."""
     return (0, generation, 0)
 
 
-def is_read(entry: Entry, generation: int) -> bool:
+def is_finished(entry: Entry, generation: int) -> bool:
     """Whether a shard, the sweep or a postponed row has ended in this run, or in a later one."""
     return entry.mark is not None and entry.mark >= order_at(generation)
 
 
 def progress_of(entry: Entry, generation: int) -> ShardProgress | None:
     """Return how far a shard has come in this run; None before it is written."""
-    note = entry.note if is_read(entry, generation) else b""
+    note = entry.note if is_finished(entry, generation) else b""
     if not note and entry.position is not None and entry.advanced == order_at(generation):
         note = entry.position.note
     return msgspec.json.decode(note, type=ShardProgress) if note else None

@@ -1,4 +1,4 @@
-"""The swap: behind a barrier, a last pass makes both targets equal, and the name of the sink moves to the other one."""
+"""The swap: behind the barrier, a last pass makes both targets equal, and the name of the sink moves."""
 
 import asyncio
 from contextlib import aclosing
@@ -35,7 +35,7 @@ class Swap:
     async def run(self, run: ReindexRun) -> str:
         """Swap to the target of the run; return why that was called off, or an empty text."""
         began = self._live.clock()
-        controls = await self._barrier.raise_for(run.live, run.into)
+        controls = await self._barrier.set_live(run.live, run.into)
         if controls.move is None:
             return ENDED
         cause = "the worker was stopped"
@@ -47,8 +47,8 @@ class Swap:
         return cause
 
     async def finish(self, move: Move) -> None:
-        """End a swap that another worker has begun, and that can only go forward: its name was called to move."""
-        assert move.is_called, "a swap whose name was not called to move is called off"
+        """Complete the swap of an earlier worker, which can only go forward: the store was asked to move the name."""
+        assert move.is_called, "any other swap is called off"
         await self._call(move, self._live.clock())
 
     # Both targets equal.
@@ -56,7 +56,7 @@ class Swap:
     async def _equalise(self, run: ReindexRun, deadline: float) -> str:
         """Make both targets equal, but for the keys that the operator gives up; return why not, or an empty text."""
         live, other = self._live, self._other
-        if cause := await self._until_free(deadline):
+        if cause := await self._wait_for_claims(deadline):
             return cause
         while (last := await self._catch_up.run(0, is_last=True)).lagging:
             if live.clock() > deadline:
@@ -68,14 +68,14 @@ class Swap:
         if len(different) > run.accept_dead:
             cause = last.failed.get(different[0], "")
             return f"the targets still differ at {different[0]!r}{f': {cause}' if cause else ''}"
-        if comparison.restless:
-            return f"{comparison.restless[0]!r} is suspect, or a write of it has an unknown outcome"
+        if comparison.unresolved:
+            return f"{comparison.unresolved[0]!r} is suspect, or a write of it has an unknown outcome"
         if live.clock() > deadline:
             return "it took longer than changes may wait; allow more with --pause-max"
         return ""
 
-    async def _until_free(self, deadline: float) -> str:
-        """Wait until no live claim is held in either target; return why not. The last pass ends the expired ones."""
+    async def _wait_for_claims(self, deadline: float) -> str:
+        """Wait until no lease is running in either target; return why not. The last pass ends expired claims."""
         for pipeline in (self._other, self._live):
             while held := await pipeline.control_store.held("", 1):
                 if pipeline.clock() > deadline:
@@ -90,8 +90,8 @@ class Swap:
         live, sink = self._live, self._live.sink
         if isinstance(sink, RenamingSink):
             return await self._rename(sink, move, began)
-        # Once the call is noted, the swap cannot be called off any more: changes would wait until the store is back,
-        # or until an operator has moved the name back. So the store is asked before.
+        # Look at the store first: once the call is noted, the swap can no longer be called off, and changes would wait
+        # until the store is back, or until an operator has moved the name back.
         try:
             if cause := await fault_of_name(live, move.before):
                 return cause
@@ -104,7 +104,7 @@ class Swap:
         return ""
 
     async def _rename(self, sink: RenamingSink, move: Move, began: float) -> str:
-        """Move the name of a table and end the barrier in one transaction, which has happened or has not."""
+        """Move the name of a table and lift the barrier in one transaction; return why not, or an empty text."""
         live = self._live
         ended_at = await live.admin.now()
         while True:
@@ -127,9 +127,9 @@ class Swap:
         return ""
 
     async def _call(self, move: Move, began: float) -> None:
-        """Call the store to move the name, until it is certain that it has; then end the barrier.
+        """Ask the store to move the name, until it confirms that it has; then end the barrier.
 
-        An earlier call may have arrived already, or may arrive late, so every call carries the same epoch.
+        An earlier request may have arrived already, or may arrive late, so every request carries the same epoch.
         """
         live, sink = self._live, self._live.sink
         assert isinstance(sink, AliasSink), "a run beside has started on it"
@@ -140,7 +140,7 @@ class Swap:
                 await live.retry_until_reachable(SINK, lambda: sink.move_name(move.before, move.after, epoch))
                 break
             except AdminError as error:
-                # The name was moved by other means. Changes wait until an operator has moved it back.
+                # The name was moved by other means. Changes wait until an operator moves it back.
                 if str(error) != reported:
                     reported = str(error)
                     advice = f"let the name stand for {move.before} or {move.after} again; until then changes wait"
@@ -159,7 +159,7 @@ class Swap:
 
 
 def _called(controls: Controls, move: Move) -> Controls:
-    """Return the controls with the note that the name is called to move; unchanged if an operator has ended the run."""
+    """Note in the controls that the store is asked to move the name, unless an operator has ended the run."""
     return replace(controls, move=replace(move, is_called=True)) if is_wanted(controls, move) else controls
 
 

@@ -1,8 +1,8 @@
 """The sweep: the stage after the scan, in which one worker writes postponed rows and looks up what the scan has missed.
 
-In place it looks up every key that the run has not written. A row that was inserted behind the cursor of the scan is
-written. A key that the origin does not have any more is deleted, if the origin says so twice and nothing has happened
-to the key in between.
+In place, the worker looks up every key that the run has not written. It writes the rows that it finds, for example one
+that was inserted behind the cursor of the scan. It deletes a key if the origin does not have it, twice in a row, and
+nothing has happened to the key in between.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from keywise.core.change import Delivery, Order, is_unversioned
 from keywise.core.controls import ReindexRun, RunState
 from keywise.core.entry import Claim, Entry, Refusal
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import TransferableLedger
 from keywise.core.origin import Origin
 from keywise.flow.handover import HandoverQueue
 from keywise.flow.pipeline import LEDGER, OpenPipeline
@@ -35,13 +34,13 @@ from keywise.reindex.shards import (
     ShardLedger,
     SweepProgress,
     entries_of,
-    is_read,
+    is_finished,
 )
 
 FETCH_KEYS = 100
 """How many keys are looked up in the origin with one call."""
 SETTLE_S = 60.0
-"""How long the sweep waits for the next row to end. After that it gives up, and starts again: a key may be paused."""
+"""How long the sweep waits for the next row to end, whose key may be paused. After that it starts again."""
 LOOK_S = 1.0
 ORIGIN = "origin"
 """The name of the origin in `Unavailable` events."""
@@ -73,10 +72,10 @@ class Sweep:
         """How many keys with a row the ledger has."""
         self._steps = 0
         self._missing: dict[str, Order] = {}
-        """Keys that the origin did not have when it was first asked, with their marks."""
+        """Keys that the origin did not have at the first request, with their marks."""
         self.has_ended = False
         """Whether this attempt has ended the run."""
-        self.is_held = False
+        self.needs_consent = False
         """Whether this attempt has found more gone keys than it may delete, so that the run waits for the operator."""
 
     async def run(self, is_over: Callable[[], bool]) -> None:
@@ -101,23 +100,23 @@ class Sweep:
             # The origin runs user code, or its table has changed. Some worker tries again later.
             await self._shards.fail(report_failure(self._pipeline, claim, error))
         finally:
-            self._shards.drop(claim)
+            self._shards.stop_renewing(claim)
 
     async def _sweep(self, claim: Claim) -> bool:
-        """Look up postponed rows, then every key that the run has not written, and at last those that were missing.
+        """Look up postponed rows, then every key that the run has not written, then the missing keys a second time.
 
-        Returns False if the sweep has to be repeated: the run is over or paused, another worker sweeps by now, a row
-        has not ended, or the operator has to consent.
+        Return False if the sweep has to be repeated: the run has ended or is paused, another worker has taken the sweep
+        over, a row has not ended, or the operator has to consent.
         """
         postponed = {
             key: entry.position.note.decode()
             async for key, entry in self._shards.entries()
-            if key.startswith(ROW_KEY) and entry.position is not None and not is_read(entry, self._run.generation)
+            if key.startswith(ROW_KEY) and entry.position is not None and not is_finished(entry, self._run.generation)
         }
         is_whole = await self._look_up(dict.fromkeys(postponed.values()))
         if self._run.is_partial or self._run.is_beside:
-            # The scan of a partial run has not read most keys, which says nothing about them. Beside the live target,
-            # the passes that follow find them.
+            # A partial run knows nothing about the keys that it was not to read. For a run beside, the passes that
+            # follow look up the other keys.
             if is_whole:
                 await self._end_postponed(postponed)
             return is_whole
@@ -139,10 +138,8 @@ class Sweep:
 
     async def _unwritten(self) -> AsyncGenerator[dict[str, Order | None], None]:
         """Yield pages of keys that have a row, by the ledger, and that this run has not written, with their marks."""
-        ledger = self._pipeline.ledger
-        assert isinstance(ledger, TransferableLedger), "a run starts only on a ledger that can list its entries"
         page: dict[str, Order | None] = {}
-        async with aclosing(entries_of(ledger)) as entries:
+        async with aclosing(entries_of(self._pipeline.ledger)) as entries:
             async for key, entry in entries:
                 self._keys += entry.mark is not None and not entry.deleted
                 if _is_unwritten(entry, self._run.generation):
@@ -200,7 +197,7 @@ class Sweep:
         limit = delete_limit(self._run.delete_max, self._keys)
         if len(self._missing) <= limit:
             return True
-        self.is_held = True
+        self.needs_consent = True
         await self._advance(claim, gone=len(self._missing))
         self._pipeline.emit(
             events.SweepHeld(
@@ -213,11 +210,11 @@ class Sweep:
         return False
 
     async def _delete_gone(self, claim: Claim) -> bool:
-        """Ask for the missing keys again, and delete those that are missing still; return False if that has to wait.
+        """Ask for the missing keys again, and delete those that are still missing; return False if that has to wait.
 
-        One answer proves nothing: the row may be inserted again. A horizon later, no write of an earlier holder of the
-        key can be under way any more. The deletion is just above the mark of the first question, so it is stale if the
-        key has a newer version by then.
+        One answer proves nothing, because the row may be inserted again. After a horizon, no write of an earlier holder
+        of the key can be under way any more. The deletion is just above the mark that the key had at the first request,
+        so the deletion is stale if the key has got a newer version since then.
         """
         if not self._missing:
             return True
@@ -241,7 +238,7 @@ class Sweep:
             claim = await self._shards.claim(key, self._run.generation)
             if not isinstance(claim, Refusal):
                 await self._shards.commit(claim)
-                self._shards.drop(claim)
+                self._shards.stop_renewing(claim)
 
     async def _end(self) -> None:
         """End the run in place; let a run beside catch up."""
@@ -267,10 +264,10 @@ class Sweep:
             )
 
     async def _end_resync(self) -> None:
-        """Record that no full resync is due any more: a complete run over all rows is one.
+        """Record that no full resync is due any more, because a complete run over all rows replaces one.
 
-        A resync that fell due after the run began stays due: the ledger may have lost marks of rows that were read
-        before.
+        A resync that fell due after the run began stays due: the run may have read rows before the ledger lost their
+        marks.
         """
         pipeline = self._pipeline
         controls = await pipeline.retry_until_reachable(LEDGER, pipeline.control_store.controls)
@@ -284,6 +281,6 @@ def delete_limit(delete_max: int | None, keys: int) -> int:
 
 
 def _is_unwritten(entry: Entry, generation: int) -> bool:
-    """Whether a key has a row in the sink that this run has not written: its mark is below the run's generation."""
+    """Whether the mark of a key is a put below the generation of the run, so that the run has not written the key."""
     mark = entry.mark
     return mark is not None and not entry.deleted and not is_unversioned(mark) and mark[2] < generation

@@ -14,7 +14,7 @@ from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.pipeline import OpenPipeline
 from keywise.flow.transactional import write_all
 
-LASTING = (RefusalReason.MIXED, RefusalReason.FORGOTTEN, RefusalReason.PAUSED)
+LASTING_REFUSALS = (RefusalReason.MIXED, RefusalReason.FORGOTTEN, RefusalReason.PAUSED)
 """Refusals that count as failures: the next pass meets them again.
 
 After any other, the target has the version already, or the holder of the key is about to write one.
@@ -58,7 +58,7 @@ class TargetWriter:
         terms = LeaseTerms(pipeline.owner, lease_s, Level.ALONE, despite_pause=despite_pause, move_token=move_token)
         results = await pipeline.ledger.claim(headers, terms)
         self._heartbeat.hold(results.granted, asked_at)
-        failed = {key: one.reason for key, one in results.refused.items() if one.reason in LASTING}
+        failed = {key: one.reason for key, one in results.refused.items() if one.reason in LASTING_REFUSALS}
         return results.granted, {key: f"its claim was refused: {reason.value}" for key, reason in failed.items()}
 
     async def _write(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> dict[str, str]:

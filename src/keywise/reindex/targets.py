@@ -24,7 +24,7 @@ def target_of(plan: RunPlan, generation: int) -> str:
 
 async def check_beside(pipeline: OpenPipeline, controls: Controls, plan: RunPlan) -> str:
     """Return the live target; raise `AdminError` if the target of the plan cannot be built beside it."""
-    name, sink = pipeline.name, needs_targets(pipeline)
+    name, sink = pipeline.name, require_targets(pipeline)
     if plan.is_partial or plan.also_removed:
         raise AdminError(
             "a target beside the live one gets all rows but those of keys that an operator has removed; leave out "
@@ -42,7 +42,7 @@ async def check_beside(pipeline: OpenPipeline, controls: Controls, plan: RunPlan
     current = await sink.current_target()
     if controls.target and isinstance(sink, AliasSink) and current != controls.target:
         raise AdminError(
-            f"the name of the sink stands for {current}, and keywise has let it stand for {controls.target}; it was "
+            f"the name of the sink stands for {current}, and the last swap moved it to {controls.target}; it was "
             "moved by other means, so move it back"
         )
     live = controls.target or current
@@ -53,7 +53,7 @@ async def check_beside(pipeline: OpenPipeline, controls: Controls, plan: RunPlan
 
 async def fault_of_name(pipeline: OpenPipeline, live: str) -> str:
     """Return why the name of the sink does not stand for the live target, and so cannot move; empty if it does."""
-    sink = needs_targets(pipeline)
+    sink = require_targets(pipeline)
     try:
         current = await sink.current_target()
     except AdminError as error:
@@ -61,10 +61,10 @@ async def fault_of_name(pipeline: OpenPipeline, live: str) -> str:
     return "" if current == live else f"the name of the sink stands for {current}, and not for {live}"
 
 
-def left_target(controls: Controls) -> tuple[str, int] | None:
+def droppable_target(controls: Controls) -> tuple[str, int] | None:
     """Return the target that `drop` may delete, and the generation of its scope; None if there is none.
 
-    It is the spare, or a cancelled run has left it.
+    It is the spare, or the target of a cancelled run.
     """
     run = controls.run
     if controls.spare:
@@ -76,7 +76,7 @@ def left_target(controls: Controls) -> tuple[str, int] | None:
 
 async def create_beside(pipeline: OpenPipeline, run: ReindexRun, definition: bytes | None) -> None:
     """Create the target of a run, in the current era of the pipeline. It may be repeated after a crash."""
-    sink = needs_targets(pipeline)
+    sink = require_targets(pipeline)
     controls = await pipeline.control_store.controls()
     await sink.create_target(run.into, TargetNote(pipeline.name, run.generation), controls.target_epoch, definition)
     async with open_beside(pipeline, run) as other:
@@ -91,11 +91,11 @@ async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, k
     `generation` is that of the run whose scope describes it. It may be repeated after a crash: the controls forget the
     target last.
     """
-    sink, store = needs_targets(pipeline), pipeline.control_store
+    sink, store = require_targets(pipeline), pipeline.control_store
     assert pipeline.open_target is not None, "a run beside has started"
-    # The scope is cleared before the target is deleted, because opening a sink may create its target. If the target
-    # cannot be opened, an earlier call has cleared the scope and deleted it; or the target was deleted by other means,
-    # and the entries stay in a scope that no later run uses.
+    # The scope is cleared first, because opening a sink may create its target. If the target cannot be opened, an
+    # earlier call has cleared the scope and deleted the target. Or the target was deleted by other means; then its
+    # entries stay in a scope that no later run uses.
     with suppress(DatabaseError):
         async with pipeline.open_target(target, generation) as other:
             assert isinstance(other.ledger, TransferableLedger), "a run starts only on a ledger that lists its entries"
@@ -103,37 +103,42 @@ async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, k
             await other.ledger.transfer.clear()
     if not keeps_target:
         await sink.drop_target(target)
-    while left_target(before := await store.controls()) == (target, generation):
+    while droppable_target(before := await store.controls()) == (target, generation):
         assert before.run is not None, "a run has filled it"
         dropped = replace(before.run, is_dropped=True)
         await store.replace_controls(before, replace(before, spare="", spare_generation=0, run=dropped))
 
 
 async def check_spare(pipeline: OpenPipeline, controls: Controls) -> None:
-    """Raise `AdminError` if the spare is dropped in part: a drop was killed before the controls forgot the spare."""
+    """Raise `AdminError` if a `drop` of the spare was interrupted before the controls forgot it."""
     assert pipeline.open_target is not None, "a run beside has filled it"
     spare = controls.spare
     try:
         async with pipeline.open_target(spare, controls.spare_generation) as other:
-            is_dropped = (await other.control_store.controls()).move == Move(spare, spare, NO_TOKEN)
+            is_dropped = (await other.control_store.controls()).move == _closing(spare)
     except DatabaseError:
         is_dropped = True
     if is_dropped:
         raise AdminError(
-            f"{spare} is being dropped, and nothing can go back to it; end that with keywise reindex drop "
+            f"a drop of {spare} was interrupted, so nothing can go back to it; complete it with keywise reindex drop "
             f"{pipeline.name}"
         )
 
 
 async def _close(other: OpenPipeline, target: str) -> None:
-    """Refuse every later claim in the scope of a dropped target.
+    """Make the ledger refuse every later claim in the scope of a dropped target.
 
-    A worker that was stopped while it filled the target would go on, and write into another one of the same name.
+    Otherwise a worker that was stopped while it filled the target would go on, and write into a later target of the
+    same name.
     """
     store = other.control_store
-    closed = Move(target, target, NO_TOKEN)
-    while (before := await store.controls()).move != closed:
-        await store.replace_controls(before, replace(before, move=closed))
+    while (before := await store.controls()).move != _closing(target):
+        await store.replace_controls(before, replace(before, move=_closing(target)))
+
+
+def _closing(target: str) -> Move:
+    """Return the barrier that stays in the scope of a dropped target."""
+    return Move(target, target, NO_TOKEN)
 
 
 async def drop_old(pipeline: OpenPipeline, keep: int) -> list[str]:
@@ -141,7 +146,7 @@ async def drop_old(pipeline: OpenPipeline, keep: int) -> list[str]:
 
     `keep` is how many stay besides the live one and the one that a run fills now; the spare always stays, and counts.
     """
-    sink, controls = needs_targets(pipeline), await pipeline.control_store.controls()
+    sink, controls = require_targets(pipeline), await pipeline.control_store.controls()
     run = controls.run
     filled = run.into if run is not None and run.is_active else ""
     stay = {await sink.current_target(), controls.target, controls.spare, filled}
@@ -158,7 +163,7 @@ def open_beside(pipeline: OpenPipeline, run: ReindexRun) -> AbstractAsyncContext
     return pipeline.open_target(run.into, run.generation)
 
 
-def needs_targets(pipeline: OpenPipeline) -> MovableSink:
+def require_targets(pipeline: OpenPipeline) -> MovableSink:
     """Return the sink of a pipeline; raise `AdminError` if no target can be built beside its live one."""
     if not isinstance(pipeline.sink, MovableSink) or pipeline.open_target is None:
         raise AdminError(

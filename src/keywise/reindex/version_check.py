@@ -10,7 +10,6 @@ from contextlib import aclosing, suppress
 from keywise.core.change import Order, is_unversioned
 from keywise.core.controls import ReindexRun
 from keywise.core.errors import AdminError, MalformedError
-from keywise.core.ledger import TransferableLedger
 from keywise.core.origin import Origin
 from keywise.flow.pipeline import OpenPipeline
 from keywise.reindex.rows import UNVERSIONED, RowReader, row_deliveries
@@ -77,10 +76,9 @@ async def check_versions(pipeline: OpenPipeline, origin: Origin) -> int:
 
 async def _quiet_marks(pipeline: OpenPipeline) -> dict[str, Order]:
     """Return the marks of some quiet keys with a row; raise `AdminError` if the pipeline has no versions."""
-    ledger, marks = pipeline.ledger, dict[str, Order]()
-    assert isinstance(ledger, TransferableLedger), "the shards are in the same ledger"
+    marks: dict[str, Order] = {}
     before = await pipeline.admin.now() - QUIET_S
-    async with aclosing(entries_of(ledger)) as entries:
+    async with aclosing(entries_of(pipeline.ledger)) as entries:
         async for key, entry in entries:
             mark = entry.mark
             if mark is not None and is_unversioned(mark):

@@ -26,27 +26,27 @@ from keywise.flow.consumer import Consumer
 from keywise.flow.handover import HandoverQueue
 from keywise.flow.pipeline import LEDGER, OpenPipeline
 from keywise.reindex.attempts import report_failure
-from keywise.reindex.beside import BesideWork
+from keywise.reindex.catch_up_stage import CatchUpStage
 from keywise.reindex.notice import is_notice_due, send_notice
 from keywise.reindex.plan import check_page
-from keywise.reindex.row_events import RowEvents
+from keywise.reindex.row_events import RowObserver
 from keywise.reindex.row_governor import RowGovernor
 from keywise.reindex.rows import RowReader, row_deliveries
 from keywise.reindex.run_state import move_run
-from keywise.reindex.shards import READ, ShardLedger, ShardProgress, is_read, key_of
+from keywise.reindex.shards import READ, ShardLedger, ShardProgress, is_finished, shard_key
 from keywise.reindex.sweep import ORIGIN, Sweep
 
-HELD_LOOK_S = 600.0
+CONSENT_LOOK_S = 600.0
 """How often a worker repeats a sweep that waits for the operator."""
 LOST_LOOK_S = 30.0
-"""How often a worker looks for a target that is not there."""
+"""How often a worker tries to open a target that cannot be used."""
 LOOK_S = 1.0
 """How often a worker looks for a run, and for shards that another worker has let go."""
 SHARDS_AT_ONCE = 2
 """How many shards one worker reads side by side: one is read while the rows of the other are written."""
 PAGE_ROWS, PAGE_ROWS_MIN, PAGE_ROWS_STEP = 500, 10, 50
-"""A page has so many rows at the most. The origin's throttling halves it, and each page without one adds some again.
-A worker that is killed has a page of each of its shards in hand, and all of these rows are read again."""
+"""The most and the fewest rows of a page. Throttling by the origin halves the size, and each page without it adds a
+step. If a worker is killed, the pages that it was writing, one for each of its shards, are read again."""
 SETTLE_S = 60.0
 """How long a page waits for its first row to end. After that the worker releases the shard, to read the page again."""
 QUIET_S = 5.0
@@ -65,16 +65,16 @@ class ReindexWorker:
         self._stop = asyncio.Event()
         self._page_rows = PAGE_ROWS
         self._row_observers = pipeline.observers
-        """Without the governor, which observes live changes only."""
+        """The observers of rows: those of the pipeline without the governor, which observes live changes only."""
         self._governor = RowGovernor(pipeline.wall, pipeline.debounce.quiet_s if pipeline.debounce else 0.0)
         pipeline.observers = (*pipeline.observers, self._governor)
         self._readings = itertools.count()
         self._seen: tuple[int, str] | None = None
         """The generation and the stage of the run that was last reported."""
-        self._held: tuple[ReindexRun, float] | None = None
-        """A run whose sweep waits for the operator, and when this worker looks again by itself."""
+        self._awaited: tuple[ReindexRun, float] | None = None
+        """A run whose sweep waits for the operator's consent, and when this worker repeats the sweep without it."""
         self._lost_target = ""
-        """Why the other target of a run cannot be used, as it was last reported."""
+        """The last alarm about another target that cannot be used; empty if there was none."""
 
     def stop(self) -> None:
         """Read no more pages, and give the shards to other workers where they are."""
@@ -86,15 +86,15 @@ class ReindexWorker:
             run = controls.run
             if run is not None:
                 self._report_stage(run)
-                # A swap whose worker has died is ended even if the run was cancelled meanwhile.
-                if controls.move is not None or (_is_at_work(run) and not self._is_held(run)):
+                # A barrier has to be lifted even if its worker has died and the run was cancelled.
+                if controls.move is not None or (_is_at_work(run) and not self._awaits_consent(run)):
                     await self._take_part(run)
                 elif is_notice_due(run):
                     await self._send_notice(run)
             await self._rest(LOOK_S)
 
     def _report_stage(self, run: ReindexRun) -> None:
-        """Emit that the run is in another stage. A run that had ended before this worker came is not reported."""
+        """Emit that the run is in another stage. A run that ended before this worker started is not reported."""
         seen = (run.generation, "paused" if run.is_paused else run.state.value)
         if seen == self._seen or run.state is RunState.STARTING:
             return
@@ -106,11 +106,12 @@ class ReindexWorker:
                 events.ReindexMoved(pipeline=self._pipeline.name, generation=generation, stage=stage, shards=run.shards)
             )
 
-    def _is_held(self, run: ReindexRun) -> bool:
-        """Whether the sweep of this run waits for the operator. It looks again after a while: rows may be back."""
-        if self._held is not None and (self._held[0] != run or self._pipeline.clock() >= self._held[1]):
-            self._held = None
-        return self._held is not None
+    def _awaits_consent(self, run: ReindexRun) -> bool:
+        """Whether the sweep waits for the operator's consent. After a while it is repeated: the rows may be back."""
+        if self._awaited is None:
+            return False
+        awaited, until = self._awaited
+        return awaited == run and self._pipeline.clock() < until
 
     async def _take_part(self, run: ReindexRun) -> None:
         """Work on a run until it ends, is paused, or this worker stops."""
@@ -130,7 +131,7 @@ class ReindexWorker:
             await self._report_lost_target(run, error)
 
     async def _report_lost_target(self, run: ReindexRun, error: DatabaseError) -> None:
-        """Say that the other target cannot be used, once: it was dropped or changed by other means."""
+        """Emit an alarm, once, that the other target cannot be used: it was dropped or changed by other means."""
         cause = f"{run.into}: {error}"
         if cause != self._lost_target:
             self._lost_target = cause
@@ -154,11 +155,11 @@ class ReindexWorker:
             await sweep.run(lambda: self._is_over(run))
             if sweep.has_ended:
                 self._seen = (run.generation, RunState.COMPLETE.value)  # `ReindexEnded` says more.
-            if sweep.is_held:
-                self._held = (run, self._pipeline.clock() + HELD_LOOK_S)
+            if sweep.needs_consent:
+                self._awaited = (run, self._pipeline.clock() + CONSENT_LOOK_S)
 
     async def _catch_up(self, run: ReindexRun, other: OpenPipeline) -> None:
-        work = BesideWork(self._pipeline, other, self._origin, self._shards, run)
+        work = CatchUpStage(self._pipeline, other, self._origin, self._shards, run)
         beating = asyncio.create_task(self._shards.renew_claims())
         try:
             await work.run(lambda: self._has_left(run))
@@ -202,11 +203,11 @@ class ReindexWorker:
                 await self._rest(LOOK_S)
 
     async def _unread_shards(self, run: ReindexRun) -> list[str]:
-        read = {key async for key, entry in self._shards.entries() if is_read(entry, run.generation)}
-        return [key for key in map(key_of, range(run.shards)) if key not in read]
+        read = {key async for key, entry in self._shards.entries() if is_finished(entry, run.generation)}
+        return [key for key in map(shard_key, range(run.shards)) if key not in read]
 
     async def _end_scan(self, run: ReindexRun) -> None:
-        """Note that all shards are read. One worker of several succeeds, and the others see its note."""
+        """Move the run on to the sweep: all shards are read. One of the workers that try succeeds."""
         await move_run(self._pipeline, run, RunState.SWEEPING)
 
     async def _read_shards(self, run: ReindexRun, queue: HandoverQueue, todo: deque[str]) -> None:
@@ -218,7 +219,7 @@ class ReindexWorker:
             try:
                 await self._read_shard(run, queue, claim)
             finally:
-                self._shards.drop(claim)
+                self._shards.stop_renewing(claim)
 
     async def _read_shard(self, run: ReindexRun, queue: HandoverQueue, claim: Claim) -> None:
         assert claim.position is not None, "a shard is written before it is claimed"
@@ -234,7 +235,7 @@ class ReindexWorker:
                     page = await self._read_page(progress)
                     ended = await self._write_page(run, queue, progress, page)
                 if ended is None:
-                    # Not one row has ended: the sink, or the ledger of the rows, is away. This is no row's fault.
+                    # No row has ended, so the sink, or the ledger scope of the rows, is away: no attempt counts.
                     await ledger.fail(Failure(held, Certainty.CLEAN, LOOK_S, counts_attempt=False))
                     return
                 after = await ledger.advance(held, ended.position)
@@ -272,7 +273,7 @@ class ReindexWorker:
     async def _write_page(
         self, run: ReindexRun, queue: HandoverQueue, progress: ShardProgress, page: Page
     ) -> ShardProgress | None:
-        """Hand the rows of a page to the pipeline, and wait for them; None if not one of them has ended."""
+        """Hand the rows of a page to the pipeline, and wait for them; return None if none of them has ended."""
         # A page that is read again may have other rows, and rows of the first reading may still wait in a lane.
         name = f"{run.generation}/{progress.shard.name}/{progress.pages}/{next(self._readings)}"
         handover = queue.put(row_deliveries(name, page.rows, self._pipeline.wall()))
@@ -287,7 +288,7 @@ class ReindexWorker:
             queue.forget(handover)
 
     async def _postpone(self, run: ReindexRun, rows: Sequence[Delivery]) -> int:
-        """Leave rows that have not ended to the sweep, so that the rows behind them do not wait."""
+        """Leave rows that have not ended to the sweep, so that the next page does not wait; return their number."""
         if rows:
             tickets = self._pipeline.reader.read(rows, 0, self._pipeline.clock()).tickets
             await self._shards.postpone([ticket.change.key for ticket in tickets], run.generation)
@@ -299,7 +300,7 @@ class ReindexWorker:
         return self._stop.is_set() or self._pipeline.controls.run != run
 
     def _has_left(self, run: ReindexRun) -> bool:
-        """Whether a run does not catch up any more. The operator's request for a swap may change meanwhile."""
+        """Whether the run no longer catches up, or is paused. A request for a swap changes nothing of that."""
         now = self._pipeline.controls.run
         has_moved = now is None or (now.generation, now.state, now.into) != (run.generation, run.state, run.into)
         return self._stop.is_set() or has_moved or now.is_paused  # type: ignore[union-attr]
@@ -324,13 +325,13 @@ class ReindexWorker:
 def row_pipeline(
     pipeline: OpenPipeline, observers: Sequence[events.Observer], queue: HandoverQueue, run: ReindexRun, owner: str
 ) -> OpenPipeline:
-    """The pipeline as rows go through it: from their queue, at the generation of the run."""
+    """Return the pipeline for rows: it reads them from their own queue, at the generation of the run."""
     return dataclasses.replace(
         pipeline,
         sources=[("reindex", queue)],
         reader=RowReader(pipeline.reader, run),
         owner=owner,
-        observers=(RowEvents(observers, pipeline.reporters),),
+        observers=(RowObserver(observers, pipeline.reporters),),
         reporters=(),
         bulk=frozenset(),
         debounce=None,
@@ -345,7 +346,7 @@ def _is_at_work(run: ReindexRun) -> bool:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error that stopped the other tasks; groups may lie within groups."""
+    """Return the error that stopped the other tasks; groups may be nested."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keywise.adapters.dynamodb.items import (
+    AttributeNames,
     ConditionalPut,
     HeldItem,
-    Names,
     attributes_of,
     fields_of,
     held_of,
@@ -22,8 +22,8 @@ from keywise.core.change import VERSION_MAX, VERSION_MIN, Change, Outcome, order
 from keywise.core.entry import Claim
 from keywise.core.sink import APPLIED, SUPERSEDED, SinkResult
 
-PLAIN = Names(version="version", tombstone="gone")
-WITH_GENERATION = Names(version="version", generation="reindexVersion", tombstone="gone")
+PLAIN = AttributeNames(version="version", tombstone="gone")
+WITH_GENERATION = AttributeNames(version="version", generation="reindexVersion", tombstone="gone")
 
 VALUES = st.recursive(
     st.none()
@@ -98,7 +98,7 @@ def change_of(order, *, deleted=False, body=b'{"a":1}') -> Change:
     return Change("k", order, deleted, body=body)
 
 
-def write(change: Change, names: Names = PLAIN, *, is_repair: bool = False) -> ConditionalPut:
+def write(change: Change, names: AttributeNames = PLAIN, *, is_repair: bool = False) -> ConditionalPut:
     found = write_of(change, Claim("k", None if is_repair else change.order, change.deleted, 1), "id", names)
     assert isinstance(found, ConditionalPut), found
     return found

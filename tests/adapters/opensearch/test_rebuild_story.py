@@ -11,7 +11,7 @@ import pytest
 
 from adapters.publishing_stores import forget_deletions
 from keywise.core.controls import RunState
-from keywise.reindex.admin import needs_origin
+from keywise.reindex.admin import require_origin
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import RunReport, report_run
 from reindex.catalogue import Catalogue, row, run_of
@@ -129,7 +129,7 @@ def test_a_reindex_in_place_brings_nothing_back_though_its_origin_is_behind(tmp_
             async with house.acting() as admin:
                 await admin.start(RunPlan(is_checked=False))
                 await house.until(admin.pipeline, lambda controls: run_of(controls).state is RunState.COMPLETE)
-                report = await report_run(admin.pipeline, needs_origin(admin.pipeline)[1])
+                report = await report_run(admin.pipeline, require_origin(admin.pipeline)[1])
         assert report is not None
         return report
 

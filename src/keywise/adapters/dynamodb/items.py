@@ -18,7 +18,7 @@ DIGITS_MAX = 38
 EXPONENT_MIN, EXPONENT_MAX = -130, 125
 """What a number of DynamoDB can hold: so many digits, and a first digit between these powers of ten."""
 INTEGER_DIGITS = 18
-"""Longer numbers are written digit by digit: not every reader of JSON has integers of more than 64 bits."""
+"""Longer integers are written as decimals, because some JSON readers have no integers of more than 64 bits."""
 
 _read_object = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
 _write_object = msgspec.json.Encoder(decimal_format="number").encode
@@ -130,8 +130,8 @@ def _as_decoded(text: str) -> int | float:
 # Conditions.
 
 
-class Names(msgspec.Struct, frozen=True, kw_only=True):
-    """What the attributes of keywise in an item are called; the other attributes are the fields of the body."""
+class AttributeNames(msgspec.Struct, frozen=True, kw_only=True):
+    """The names of the attributes that keywise adds to an item; all others are fields of the body."""
 
     version: str
     generation: str = ""
@@ -156,7 +156,7 @@ def is_removal(change: Change[Any]) -> bool:
     return change.deleted and change.order[1] == VERSION_MIN
 
 
-def write_of(change: Change[Any], claim: Claim, key: str, names: Names) -> ConditionalPut | SinkResult:
+def write_of(change: Change[Any], claim: Claim, key: str, names: AttributeNames) -> ConditionalPut | SinkResult:
     """Return the item of a change with its condition, or why it can never be written. `key` is the key's attribute."""
     # A message has no era; the claim has the era of the key.
     era, version, generation = claim.order or change.order
@@ -183,7 +183,7 @@ def write_of(change: Change[Any], claim: Claim, key: str, names: Names) -> Condi
     return ConditionalPut(item, change.deleted, version, generation, condition, used, values)
 
 
-def _condition(names: Names, generation: int, *, is_repeat: bool) -> tuple[str, dict[str, str]]:
+def _condition(names: AttributeNames, generation: int, *, is_repeat: bool) -> tuple[str, dict[str, str]]:
     """Return the condition that accepts a newer order, and an equal version if it is a repeat, with the names it uses.
 
     Attributes have other names in it, because theirs may be reserved words.
@@ -209,7 +209,7 @@ class HeldItem(msgspec.Struct, frozen=True):
     is_tombstone: bool
 
 
-def held_of(item: Mapping[str, Any], names: Names) -> HeldItem:
+def held_of(item: Mapping[str, Any], names: AttributeNames) -> HeldItem:
     generation = whole_number(item.get(names.generation)) if names.generation else None
     return HeldItem(whole_number(item.get(names.version)), generation or 0, is_tombstone(item, names.tombstone))
 
@@ -218,7 +218,7 @@ def is_tombstone(item: Mapping[str, Any], name: str) -> bool:
     return item.get(name) == {"BOOL": True}
 
 
-def result_of_refusal(write: ConditionalPut, held: HeldItem | None, names: Names) -> SinkResult:
+def result_of_refusal(write: ConditionalPut, held: HeldItem | None, names: AttributeNames) -> SinkResult:
     """Return what a refused condition means, given what the table held then (None: no item)."""
     if held is None:
         return SinkResult(Outcome.BUSY, "the table refused the condition, and holds no item; it is asked again")

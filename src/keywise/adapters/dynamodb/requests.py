@@ -1,4 +1,4 @@
-"""Requests to a table side by side: as many as the table accepts, half as many when it throttles, slowly more again."""
+"""Slots for concurrent requests to a table: their number halves when the table throttles, and then grows one by one."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,18 +7,18 @@ from contextlib import asynccontextmanager
 from keywise.core.adaptive_limit import AdaptiveLimit
 
 PATIENCE_S = 1.0
-"""The longest pause that a change waits for; during a longer one, changes are busy."""
+"""A change waits for a pause of at most this length. During a longer pause it ends as *busy*."""
 
 
 class RequestSlots:
-    """Bounds the requests of all callers together."""
+    """Limits the concurrent requests of all callers together."""
 
     def __init__(self, requests_max: int) -> None:
         self.adaptive_limit = AdaptiveLimit(requests_max, step=1)
         self._changed = asyncio.Condition()
         self._taken = 0
         self._answered = 0
-        """How many requests were accepted since the limit was changed."""
+        """How many requests the table has accepted since the limit last changed."""
 
     @property
     def is_paused(self) -> bool:
@@ -42,7 +42,7 @@ class RequestSlots:
                 self._changed.notify(2)
 
     def record_throttling(self, cause: str) -> None:
-        """Pause, and run half as many requests at a time. If other requests are accepted, the pause is short."""
+        """Pause, and run half as many requests at a time. It is a short pause if the table accepts other requests."""
         self.adaptive_limit.record_refusal(cause, is_crowded=True, is_whole=self._answered == 0)
         self._answered = 0
 
@@ -51,7 +51,7 @@ class RequestSlots:
         self.adaptive_limit.record_refusal(cause, is_crowded=False)
 
     def record_success(self) -> None:
-        """Run one request more at a time when as many as the limit went well."""
+        """Count an accepted request; after as many as the limit, raise the limit by one."""
         self._answered += 1
         is_full = self._answered >= self.adaptive_limit.limit
         self.adaptive_limit.record_success(self._answered)

@@ -13,10 +13,10 @@ from keywise.adapters.aws.errors import error_code, refusal_of, was_sent
 from keywise.adapters.aws.service import Answer
 from keywise.adapters.dynamodb.errors import CONDITION_FAILED, IN_TRANSACTION, INVALID, MISSING_TABLE
 from keywise.adapters.dynamodb.items import (
+    AttributeNames,
     ConditionalPut,
     HeldItem,
     Item,
-    Names,
     fields_of,
     held_of,
     is_removal,
@@ -37,7 +37,7 @@ from keywise.core.url import Address, redacted
 BATCH_MAX = 100
 REQUESTS, REQUESTS_MAX = 32, 500
 TOUCHES_MAX = 5
-"""How often one attempt touches a row that gets a newer version each time; then the change is busy."""
+"""How often one attempt touches a row that gets a newer version each time; then the change ends as *busy*."""
 OLD_ITEM = "ALL_OLD"
 
 
@@ -48,7 +48,9 @@ class DynamoSink:
     forgets_deletions = False
     batch_max = BATCH_MAX
 
-    def __init__(self, table: DynamoTable, names: Names, *, touches: bool = False, requests: int = REQUESTS) -> None:
+    def __init__(
+        self, table: DynamoTable, names: AttributeNames, *, touches: bool = False, requests: int = REQUESTS
+    ) -> None:
         self._table = table
         self._names = names
         self._touches = touches
@@ -150,7 +152,7 @@ class DynamoSink:
         return APPLIED if answer is None else self._held(answer)
 
     async def _remove(self, key: str) -> SinkResult:
-        """Delete the item of a key whose version the ledger does not know, unless the item changes meanwhile."""
+        """Delete the item of a key whose version the ledger does not know, if the item has not changed meanwhile."""
         name, names = self._table.key_of(key), {"#version": self._names.version}
         try:
             found = await self._table.ask("get_item", Key=name, ConsistentRead=True)
@@ -192,7 +194,7 @@ class DynamoSink:
         return None
 
     async def _failed(self, error: KeywiseError, *, is_write: bool) -> SinkResult:
-        """Return the result of a change whose request has failed; if other changes would fail too, pause the sink."""
+        """Return the result of a change whose request has failed; pause the sink if other changes would fail too."""
         cause, refusal = str(error), refusal_of(error)
         code = error_code(refusal) if refusal is not None else ""
         if isinstance(error, ThrottledError):
@@ -264,7 +266,7 @@ def connect(address: Address) -> Sink:
     url, touch = redacted(address.url), options.get("touch", "")
     if touch and options.get("generation", touch) != touch:
         raise AddressError(f"{url}: touch={touch} raises another attribute than generation={options['generation']}")
-    names = Names(
+    names = AttributeNames(
         version=options.get("version", "version"),
         generation=touch or options.get("generation", ""),
         tombstone=options.get("tombstone", TOMBSTONE),

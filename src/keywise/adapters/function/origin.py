@@ -1,4 +1,4 @@
-"""An object of the user's as an origin: it has three methods, async or plain, and its rows are any values."""
+"""An object of the user's as an origin: it has three methods, async or plain, and returns rows of any type."""
 
 import asyncio
 import inspect
@@ -16,7 +16,7 @@ THREADS = 4
 
 @runtime_checkable
 class UserOrigin(Protocol):
-    """What an object of the user's has: the methods of `Origin`, plain or async, with rows of any type."""
+    """The methods that an object of the user's needs: those of `Origin`, plain or async, with rows of any type."""
 
     def shards(self, size: int) -> Any:
         """Return a list of `Shard`."""
@@ -29,7 +29,7 @@ class UserOrigin(Protocol):
 
 
 @runtime_checkable
-class DeclaresConsistency(Protocol):
+class ConsistencyDeclaration(Protocol):
     """An object that declares whether its `fetch` sees every write that was confirmed before."""
 
     @property
@@ -46,7 +46,7 @@ class FunctionOrigin:
                 "scan(shard, after, limit) and fetch(keys)"
             )
         self._user_origin = user_origin
-        self._declared = user_origin if isinstance(user_origin, DeclaresConsistency) else None
+        self._declared = user_origin if isinstance(user_origin, ConsistencyDeclaration) else None
         self._threads: ThreadPoolExecutor | None = None
 
     async def __aenter__(self) -> Self:

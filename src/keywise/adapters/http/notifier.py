@@ -31,7 +31,7 @@ class HttpNotifier:
         await self._client.__aexit__()
 
     async def check(self) -> None:
-        """Ask for the headers. Any answer will do: many receivers take nothing but POST."""
+        """Send a HEAD request. Any answer will do, because many receivers accept only POST."""
         await self._ask("HEAD", b"")
 
     async def notify(self, body: bytes) -> None:

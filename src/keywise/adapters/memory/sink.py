@@ -39,7 +39,7 @@ class MemorySink:
         self._forget_deletions_s = forget_deletions_s
         self._clock = clock
         self._target = target
-        """Where the sink writes, whatever the name stands for; empty if it follows the name."""
+        """The target that the sink writes to; empty: the one that the name stands for."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -136,7 +136,7 @@ class MemoryTable:
         self._targets = MemoryTables(database, name)
         self._name = name
         self._target = target
-        """Where the sink writes, whatever the name stands for; empty if it follows the name."""
+        """The target that the sink writes to; empty: the one that the name stands for."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -11,9 +11,9 @@ from keywise.core.target import TargetNote
 
 META = "keywise"
 """The field of a mapping's `_meta` that holds the note."""
-FAST = {"index.refresh_interval": "-1", "index.number_of_replicas": 0}
-"""Settings of an index while it is built: no search reads it yet, and replicas are copied once, at the end."""
-EXPANDING, CONSTANT = "index.auto_expand_replicas", "false"
+BUILD_SETTINGS = {"index.refresh_interval": "-1", "index.number_of_replicas": 0}
+"""Settings of an index while it is built: no search reads it yet, and the engine copies replicas once, at the end."""
+AUTO_EXPAND, NEVER = "index.auto_expand_replicas", "false"
 """The setting by which the engine changes the number of replicas by itself, and its value for never."""
 OWN_SETTINGS = (
     "index.blocks.",
@@ -27,7 +27,8 @@ OWN_SETTINGS = (
     "index.verified_before_close",
     "index.version.",
 )
-"""How settings begin that an index gets by itself, or that block it. The engine refuses most of them for a new one."""
+"""The prefixes of settings that the engine sets by itself, or that block an index. It refuses most of them for a new
+index."""
 
 
 class BuildNote(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -38,7 +39,7 @@ class BuildNote(msgspec.Struct, frozen=True, omit_defaults=True):
     restore: dict[str, Any] | None = None
     """Settings to restore after the build, empty after that; None if the index has not been prepared for it yet."""
     digest: str = ""
-    """The `digest_of` the operator's definition; empty if the index is like the live one."""
+    """The result of `digest_of` for the operator's definition; empty if the index is like the live one."""
 
     @property
     def run(self) -> TargetNote:
@@ -74,14 +75,14 @@ class IndexState(msgspec.Struct, frozen=True):
         """Return a setting that is a whole number; 0 if the index does not have it."""
         return int(self.settings.get(f"index.{setting}") or 0)
 
-    def fast_settings(self) -> dict[str, Any]:
-        """Return the settings for the build."""
-        is_expanding = str(self.settings.get(EXPANDING, CONSTANT)) != CONSTANT
-        return FAST | ({EXPANDING: CONSTANT} if is_expanding else {})
+    def build_settings(self) -> dict[str, Any]:
+        """Return the settings that make the build fast."""
+        is_expanding = str(self.settings.get(AUTO_EXPAND, NEVER)) != NEVER
+        return BUILD_SETTINGS | ({AUTO_EXPAND: NEVER} if is_expanding else {})
 
-    def slow_settings(self) -> dict[str, Any]:
+    def current_settings(self) -> dict[str, Any]:
         """Return the current values of the settings that the build changes; None is the engine's default."""
-        return {name: self.settings.get(name) for name in self.fast_settings()}
+        return {name: self.settings.get(name) for name in self.build_settings()}
 
 
 def definition_of(body: bytes) -> dict[str, Any]:

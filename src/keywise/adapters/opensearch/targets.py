@@ -1,12 +1,12 @@
-"""The indexes that an alias can stand for: created, finished, counted, dropped, and swapped by one atomic call.
+"""The indexes that an alias can stand for: creates, prepares, counts and drops them, and moves the alias atomically.
 
-An index that may go live carries a guard, the alias `NAME-epoch-N`, where N is the number of swaps so far. The call
-that moves the name to it requires the guard and removes it, so a copy of the call that arrives late is refused as a
-whole. The index that the name leaves gets the guard of the next epoch, for the way back.
+An index that may go live has a guard, the alias `NAME-epoch-N`, where N is the number of swaps so far. The request that
+moves the name to the index requires the guard and removes it, so the engine refuses a late copy of the request as a
+whole. The index that the name leaves gets the guard of the next epoch, for a rollback.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote
 
@@ -29,72 +29,73 @@ from keywise.core.target import TargetNote
 T = TypeVar("T")
 
 TIMEOUT = "timeout=10s"
-"""How long the engine waits until all nodes know of a change. Its default is as long as the client waits for it."""
+"""How long the engine waits until all nodes know of a change; its default would be as long as the client waits."""
 HEALTH_S = 20
 """How long `finish` waits for replicas."""
 HEALTH_MARGIN_S = 10.0
 """How much longer than the engine the client waits for the answer."""
 EXISTS = "resource_already_exists_exception"
 ALIAS_MISSING = frozenset({"aliases_not_found_exception", "resource_not_found_exception", "illegal_argument_exception"})
-"""How engines refuse to remove an alias that must exist; the last one is for an alias that was removed just before."""
-RETIRED = "dropped"
-"""In place of the epoch, in the guard of an index that is being dropped."""
+"""The errors of engines for an alias that must exist and does not; the last one, if it was removed a moment before."""
+DROPPED = "dropped"
+"""Replaces the epoch in the guard of an index that is being dropped."""
 
 
 class IndexTargets:
-    """The indexes that one name stands for, stood for, or may stand for."""
+    """The index that a name stands for, and the others that it may stand for or has stood for."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine = engine
         self._name = name
-        self._guards = re.compile(rf"{re.escape(name)}-epoch-(?:\d+|{RETIRED})")
+        self._guards = re.compile(rf"{re.escape(name)}-epoch-(?:\d+|{DROPPED})")
 
     # The name.
 
     async def current(self) -> str:
         """Return the index that the name stands for; raise `AdminError` if the name cannot move."""
-        standing = await self._standing()
-        if len(standing) != 1:
-            raise AdminError(
-                f"{self._name} stands for {' and '.join(sorted(standing)) or 'no index'}; let it stand for one"
-            )
-        return next(iter(standing))
+        indexes = await self._alias_by_index()
+        if len(indexes) != 1:
+            raise AdminError(f"{self._state_of_alias(indexes)}; let it stand for one")
+        return next(iter(indexes))
 
     async def move(self, before: str, after: str, epoch: int) -> None:
         """Let the name stand for `after`; return once that is certain."""
         for target in (before, after):
             self._check_name(target)
-        standing = await self._standing()
-        if list(standing) == [after]:
+        indexes = await self._alias_by_index()
+        if list(indexes) == [after]:
             return
-        if list(standing) != [before]:
-            self._refuse_move(before, after, f"{self._name} stands for {' and '.join(sorted(standing)) or 'no index'}")
+        if list(indexes) != [before]:
+            self._refuse_move(before, after, self._state_of_alias(indexes))
         guard = self._guard(epoch)
         answer = await self._change_aliases(
             {"remove": {"index": after, "alias": guard, "must_exist": True}},
             {"remove": {"index": before, "alias": self._name, "must_exist": True}},
-            {"add": {"index": after, "alias": self._name, **standing[before]}},
+            {"add": {"index": after, "alias": self._name, **indexes[before]}},
             {"add": {"index": before, "alias": self._guard(epoch + 1)}},
         )
         if answer.status == 200:
             return self._check_acknowledged(answer)
-        if _type_of(answer) in ALIAS_MISSING and list(await self._standing()) == [after]:
+        if _type_of(answer) in ALIAS_MISSING and list(await self._alias_by_index()) == [after]:
             return  # Another process, or an earlier copy of the call, has moved it meanwhile.
         if _type_of(answer) in (NOT_FOUND, *ALIAS_MISSING):
             self._refuse_move(before, after, f"{self._engine.cause(answer)}; {after} needs the alias {guard}")
         self._check_accepted(answer, f"{self._name} was not moved to {after}")
 
+    def _state_of_alias(self, indexes: Iterable[str]) -> str:
+        return f"{self._name} stands for {' and '.join(sorted(indexes)) or 'no index'}"
+
     def _refuse_move(self, before: str, after: str, cause: str) -> NoReturn:
         raise AdminError(f"{self._name} was not moved from {before} to {after}: {cause}")
 
-    async def _standing(self) -> dict[str, dict[str, Any]]:
-        """Return the properties of the alias by index; raise `AdminError` if the name is an index itself."""
+    async def _alias_by_index(self) -> dict[str, dict[str, Any]]:
+        """Return the indexes of the alias, with its properties; raise `AdminError` if the name is an index itself."""
         answer = await self._ask("GET", f"/{quote(self._name, safe='')}/_alias")
         if _type_of(answer) == NOT_FOUND:
             return {}
         self._engine.check(answer)
-        indexes = self._read(answer)
-        if self._name in indexes:
+        found = self._read(answer)
+        if self._name in found:
             raise AdminError(
                 f"{self._name} is an index, and only an alias can move; to put an alias in its place, while writes "
                 f"wait: PUT /{self._name}/_block/write, then "
@@ -102,7 +103,7 @@ class IndexTargets:
                 f'POST /_aliases {{"actions": [{{"remove_index": {{"index": "{self._name}"}}}}, '
                 f'{{"add": {{"index": "{self._name}-0", "alias": "{self._name}"}}}}]}}'
             )
-        return {index: state.aliases[self._name] for index, state in indexes.items() if self._name in state.aliases}
+        return {index: state.aliases[self._name] for index, state in found.items() if self._name in state.aliases}
 
     # Building.
 
@@ -128,7 +129,7 @@ class IndexTargets:
         await self._prepare(target, index)
 
     async def _check_guards_work(self, live: str) -> None:
-        """Raise `AdminError` if the engine cannot refuse a late copy of a move; only the swap would find out later."""
+        """Raise `AdminError` if the engine cannot refuse a late copy of a move, before the swap would notice."""
         missing = {"index": live, "alias": f"{self._name}-epoch-none", "must_exist": True}
         answer = await self._change_aliases({"remove": missing})
         if _type_of(answer) in ALIAS_MISSING:
@@ -147,8 +148,8 @@ class IndexTargets:
 
         The engine refuses writes to the name as long as it stands for two indexes.
         """
-        standing = await self._standing()
-        if target in standing and len(standing) > 1:
+        indexes = await self._alias_by_index()
+        if target in indexes and len(indexes) > 1:
             await self._change_aliases({"remove": {"index": target, "alias": self._name, "must_exist": True}})
             await self._ask("DELETE", _path(target))
             raise AdminError(
@@ -168,20 +169,20 @@ class IndexTargets:
             raise AdminError(f"there is an index {target} already, which {built} has built; {other}")
         if index.note.digest != build.digest:
             raise AdminError(
-                f"this run has created {target} with another definition; start it again with the one of the first "
-                "time, or cancel the run and drop its target"
+                f"this run has created {target} with another definition; start it again with the first "
+                "definition, or cancel the run and drop its target"
             )
         if guard not in index.aliases:
             raise AdminError(f"{target} has lost its alias {guard}, and cannot go live; {other}")
 
     async def _prepare(self, target: str, index: IndexState) -> None:
-        """Make writes fast, and note in the index which settings to restore, even those that a template has chosen."""
+        """Note in the index which settings to restore, also those from a template, and set those for fast writes."""
         note = index.note
         assert note is not None, "checked by the caller"
         if note.restore is None:
-            meta = index.meta_with(msgspec.structs.replace(note, restore=index.slow_settings()))
+            meta = index.meta_with(msgspec.structs.replace(note, restore=index.current_settings()))
             await self._change(target, "_mapping", {"_meta": meta})
-            await self._change(target, "_settings", index.fast_settings())
+            await self._change(target, "_settings", index.build_settings())
 
     async def finish(self, target: str) -> list[str]:
         """Restore settings, make all writes visible, wait for replicas, and return why the index cannot serve yet."""
@@ -219,7 +220,7 @@ class IndexTargets:
     async def _health(self, target: str, query: str = "") -> "_Health":
         timeout_s = HEALTH_S + HEALTH_MARGIN_S
         answer = await self._ask("GET", f"/_cluster/health/{quote(target, safe='')}{query}", timeout_s=timeout_s)
-        if answer.status != 408:  # The wait was in vain; the answer says how far it came.
+        if answer.status != 408:  # The wait timed out; the answer still has the health.
             self._check_accepted(answer, f"the health of {target} is unknown")
         return self._decoded(answer, _Health)
 
@@ -268,10 +269,10 @@ class IndexTargets:
                 f"it all the same, send DELETE {_path(target)}"
             )
         # Without a guard it cannot go live, neither now nor before a delayed copy of the deletion arrives.
-        retired = f"{self._name}-epoch-{RETIRED}"
-        if guards != [retired]:
+        dropped = f"{self._name}-epoch-{DROPPED}"
+        if guards != [dropped]:
             removed = [{"remove": {"index": target, "alias": one, "must_exist": True}} for one in guards]
-            answer = await self._change_aliases(*removed, {"add": {"index": target, "alias": retired}})
+            answer = await self._change_aliases(*removed, {"add": {"index": target, "alias": dropped}})
             self._check_accepted(answer, f"{target} was not deleted, because its aliases have changed")
             self._check_acknowledged(answer)
         answer = await self._ask("DELETE", f"{_path(target)}?{TIMEOUT}")

@@ -1,8 +1,8 @@
 """Targets of a table in Postgres: tables beside the live one, which exchange their names with it in one transaction.
 
 The live table always has the name of the sink. As a target it has a label, which becomes its name when it stops being
-live. Indexes, sequences, triggers and privileges belong to a table, and stay with it; so would views and foreign keys
-of other tables, which is why a table that has some does not move.
+live. Indexes, sequences, triggers and privileges belong to a table and stay with it when it is renamed. Views and
+foreign keys of other tables would stay with the old table too, so keywise does not move the name of such a table.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,18 +23,18 @@ from keywise.core.table_targets import (
     check_found,
     check_label,
     column_difference,
+    columns_fault,
+    creation_advice,
+    dependents_fault,
     first_label,
-    label_is_taken,
-    make_it_yourself,
-    other_columns,
-    would_stay_behind,
+    label_taken_error,
 )
 from keywise.core.target import TargetNote
 
 COUNT_S = 600.0
 """How long it may take to count the rows of a table."""
 FREE_S = 2.0
-"""How long an exchange waits until no other transaction uses the tables. All new readers queue behind it meanwhile."""
+"""How long an exchange waits for its locks on both tables. New readers queue behind it meanwhile."""
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "p": "a partitioned table"}
 
 _SQL = read_statements(__name__)
@@ -56,7 +56,7 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def key(self) -> str:
-        """What the notes on its targets are kept under."""
+        """The name under which the database keeps the notes on its targets."""
         return f"{self.schema}.{self.name}"
 
     @property
@@ -110,7 +110,7 @@ class PostgresTargets:
             label = await self._label(connection, live)
             await self._check_not_live(connection, target, live, label)
             if await self._found(connection, live.beside(label)) is not None:
-                raise label_is_taken(self._name, label)
+                raise label_taken_error(self._name, label)
             found = await self._found(connection, live.beside(target))
             if found is None:
                 await connection.execute(_SQL["forget"], live.key, target)
@@ -135,13 +135,13 @@ class PostgresTargets:
                 await connection.execute(f"analyze {live.beside(target)}")
             faults = [f"table {target}: {found.obstacle}"] if found.obstacle else []
             if difference := await self._difference(connection, live, found):
-                faults.append(other_columns(self._name, target, difference))
+                faults.append(columns_fault(self._name, target, difference))
             faults += [
                 f"{role} may {privilege} on {self._name}, and not on {target}; grant it"
                 for role, privilege in await connection.fetch(_SQL["missing_grants"], live.oid, found.oid)
             ]
             if dependents := await self._dependents(connection, live):
-                faults.append(would_stay_behind(self._name, dependents))
+                faults.append(dependents_fault(self._name, dependents))
             return faults
 
     async def count(self, target: str) -> int:
@@ -187,7 +187,7 @@ class PostgresTargets:
             if found.obstacle:
                 raise AdminError(f"table {after}: {found.obstacle}")
             if difference := await self._difference(connection, live, found):
-                raise AdminError(other_columns(self._name, after, difference))
+                raise AdminError(columns_fault(self._name, after, difference))
             await self._check_dependents(connection, live, after)
             await connection.execute(f"alter table {live.beside(live.name)} rename to {quoted(before)}")
             await connection.execute(f"alter table {live.beside(after)} rename to {_quoted_any(live.name)}")
@@ -245,7 +245,7 @@ class PostgresTargets:
         if left_behind := [name for (name,) in await connection.fetch(_SQL["not_copied"], live.oid)]:
             raise AdminError(
                 f"{self._name} has what a table that is created like it has not: {', '.join(left_behind)}; "
-                f"{make_it_yourself(self._name, target)}"
+                f"{creation_advice(self._name, target)}"
             )
         kind, options = "unlogged table" if live.persistence == "u" else "table", ""
         if live.options:
@@ -270,12 +270,12 @@ class PostgresTargets:
     async def _check_dependents(self, connection: Any, live: _Table, target: str) -> None:
         if dependents := await self._dependents(connection, live):
             if any(target in one for one in dependents):
-                raise AdminError(f"{would_stay_behind(self._name, dependents)}; {make_it_yourself(self._name, target)}")
-            raise AdminError(would_stay_behind(self._name, dependents))
+                raise AdminError(f"{dependents_fault(self._name, dependents)}; {creation_advice(self._name, target)}")
+            raise AdminError(dependents_fault(self._name, dependents))
 
     @asynccontextmanager
     async def _transaction(self, limit_s: float = SLOW_S, *, locks: bool = False) -> AsyncIterator[Any]:
-        """Open a transaction; with `locks`, one process at a time creates or drops tables."""
+        """Open a transaction; with `locks`, take the advisory lock for creating and dropping tables."""
         limit = limit_each(limit_s)
         async with self._database.transaction(limit=limit) as connection, self._database.answered(limit):
             if locks:

@@ -1,8 +1,9 @@
 """Targets of a table in SQLite: tables beside the live one, which exchange their names with it in one transaction.
 
 The live table always has the name of the sink. As a target it has a label, which becomes its name when it stops being
-live. When a table is renamed, SQLite rewrites every mention of it. So its indexes and triggers stay with it, but so
-would views, and the triggers and foreign keys of other tables. The name of a table that others mention does not move.
+live. When a table is renamed, SQLite rewrites every mention of it, so its indexes and triggers stay with it. Views, and
+triggers and foreign keys of other tables, would stay with the old table too, so keywise does not move the name of such
+a table.
 """
 
 import asyncio
@@ -21,11 +22,11 @@ from keywise.core.table_targets import (
     check_found,
     check_label,
     column_difference,
+    columns_fault,
+    creation_advice,
+    dependents_fault,
     first_label,
-    label_is_taken,
-    make_it_yourself,
-    other_columns,
-    would_stay_behind,
+    label_taken_error,
 )
 from keywise.core.target import TargetNote
 
@@ -68,7 +69,7 @@ class SqliteTargets:
         def act(connection: sqlite3.Connection) -> None:
             label = self._check_not_live(connection, target)
             if _found(connection, label) is not None:
-                raise label_is_taken(self._name, label)
+                raise label_taken_error(self._name, label)
             self._check_mentions(connection, label)
             if _found(connection, target) is None:
                 connection.execute(_SQL["forget"], (self._name, target))
@@ -92,10 +93,10 @@ class SqliteTargets:
                 return [f"there is no table {target}"]
             faults = []
             if difference := self._difference(connection, target):
-                faults.append(other_columns(self._name, target, difference))
+                faults.append(columns_fault(self._name, target, difference))
             with _undone(connection):
                 if mentions := _renamed(connection, self._name, label):
-                    faults.append(would_stay_behind(self._name, mentions))
+                    faults.append(dependents_fault(self._name, mentions))
             return faults
 
         return await self._write(act)
@@ -110,7 +111,7 @@ class SqliteTargets:
                     [[count]] = connection.execute(f"select count(*) from {quoted(place)}")  # noqa: S608
                     return int(count)
 
-        # It may take long, and neither writers nor the event loop should wait for it.
+        # Counting may take long, so it blocks neither writers nor the event loop.
         return await asyncio.to_thread(counted)
 
     async def built(self, pipeline: str) -> list[str]:
@@ -138,7 +139,7 @@ class SqliteTargets:
             if _found(connection, after) is None:
                 raise AdminError(f"there is no table {after}")
             if difference := self._difference(connection, after):
-                raise AdminError(other_columns(self._name, after, difference))
+                raise AdminError(columns_fault(self._name, after, difference))
             self._check_mentions(connection, before)
             _renamed(connection, self._name, before)
             _renamed(connection, after, self._name)
@@ -180,11 +181,11 @@ class SqliteTargets:
         )
 
     def _check_mentions(self, connection: sqlite3.Connection, label: str) -> None:
-        """Raise `AdminError` if a rename rewrites more than the live table's own parts; only a rename shows that."""
+        """Raise `AdminError` if renaming the live table rewrites more than its own parts, by trying it out."""
         with _undone(connection):
             mentions = _renamed(connection, self._name, label)
         if mentions:
-            raise AdminError(would_stay_behind(self._name, mentions))
+            raise AdminError(dependents_fault(self._name, mentions))
 
     def _create_like(self, connection: sqlite3.Connection, target: str, label: str) -> None:
         """Create a table like the live one.
@@ -197,7 +198,7 @@ class SqliteTargets:
         if triggers := [one.name for one in parts if one.kind == "trigger"]:
             raise AdminError(
                 f"{self._name} has triggers, which a copy of it would not have: {', '.join(triggers)}; "
-                f"{make_it_yourself(self._name, target)}"
+                f"{creation_advice(self._name, target)}"
             )
         [table] = (one.sql for one in parts if one.kind == "table")
         assert table is not None, "only indexes of constraints have no statement of their own"
@@ -264,7 +265,7 @@ def _renamed_index(index: str, sql: str, table: str, target: str, label: str) ->
     """
     parts = _INDEX.match(sql)
     if parts is None or _unquoted(parts[2]) != index:
-        raise AdminError(f"the statement of index {index} cannot be read; {make_it_yourself(table, target)}")
+        raise AdminError(f"the statement of index {index} cannot be read; {creation_advice(table, target)}")
     # The index begins with the name of its table; without this, each swap would put one more name before it.
     own = next((index.removeprefix(f"{one}_") for one in (label, table) if index.startswith(f"{one}_")), index)
     name = f"{target}_{own}".replace('"', '""')

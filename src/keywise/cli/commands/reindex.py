@@ -1,4 +1,4 @@
-"""`keywise reindex`: reads every row of the origin again while live changes flow, and writes each where it belongs."""
+"""`keywise reindex`: reads every row of the origin again while live changes flow, and writes it to the sink."""
 
 import sys
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from keywise.cli.run_text import bar_columns, next_step, outcomes, run_facts, sh
 from keywise.core.controls import ReindexRun, RunState
 from keywise.core.errors import AdminError
 from keywise.operate.admin import PipelineAdmin
-from keywise.reindex.admin import ReindexAdmin, needs_origin
+from keywise.reindex.admin import ReindexAdmin, require_origin
 from keywise.reindex.dry_run import DryRun, DryRunReport
 from keywise.reindex.plan import SHARD_ROWS, RunPlan
 from keywise.reindex.report import RunReport, report_run
@@ -31,6 +31,9 @@ PipelineArgument = Annotated[str, typer.Argument(metavar="PIPELINE")]
 DeleteOption = Annotated[
     int | None,
     typer.Option("--delete-max", metavar="N", min=0, help="Delete at most so many keys that are gone."),
+]
+MappingOption = Annotated[
+    str | None, typer.Option("--mapping", metavar="FILE", help="A file that defines the index of --into, as JSON.")
 ]
 NotifyOption = Annotated[
     str, typer.Option("--notify", metavar="URL", help="Send a message to this queue or URL when the run has ended.")
@@ -53,16 +56,14 @@ class StartOptions:
 
     into: Annotated[
         str | None,
-        typer.Option("--into", metavar="NAME", help="Fill this target beside the live one; {generation} is the run's."),
+        typer.Option("--into", metavar="NAME", help="Fill this target beside the live one; {generation} is filled in."),
     ] = None
-    mapping: Annotated[
-        str | None, typer.Option("--mapping", metavar="FILE", help="The definition of that target, such as a mapping.")
-    ] = None
+    mapping: MappingOption = None
     to: Annotated[int | None, typer.Option(metavar="N", min=1, help="The generation; else the next one.")] = None
     ids: Annotated[str | None, typer.Option(metavar="FILE", help="Only these keys, one a line; - is stdin.")] = None
     where: Annotated[
         str | None,
-        typer.Option(metavar="CONDITION", help="Only rows of which this holds, as in the where of the origin's SQL."),
+        typer.Option(metavar="CONDITION", help="Only rows for which this SQL condition holds."),
     ] = None
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Read at most so many rows.")] = None
     shard_rows: Annotated[int, typer.Option(metavar="N", min=1, help="About how many rows a shard has.")] = SHARD_ROWS
@@ -152,7 +153,7 @@ def start(pipeline: PipelineArgument, *, chosen: StartOptions, options: ActOptio
 @app.command()
 @grouped
 def status(pipeline: PipelineArgument, *, options: ActOptions) -> None:
-    """Show how far the last run has come, what became of its rows, and why it waits.
+    """Show how far the last run has come, how its rows ended, and why it waits.
 
     \b
     Example:
@@ -160,7 +161,7 @@ def status(pipeline: PipelineArgument, *, options: ActOptions) -> None:
     """
 
     async def act(admin: PipelineAdmin) -> RunReport | None:
-        _, shards = needs_origin(admin.pipeline)
+        _, shards = require_origin(admin.pipeline)
         return await report_run(admin.pipeline, shards)
 
     name, report = perform_on(pipeline, options, act)
@@ -198,9 +199,9 @@ def resume(pipeline: PipelineArgument, *, delete_max: DeleteOption = None, optio
 @app.command()
 @grouped
 def cancel(pipeline: PipelineArgument, *, yes: YesOption = False, options: ActOptions) -> None:
-    """End a run where it is. Rows that were written stay: each has its current version.
+    """End a run where it is. Rows that it has written stay, each at its own version.
 
-    A target beside the live one is left as it is; keywise reindex drop deletes it.
+    A target beside the live one stays; keywise reindex drop deletes it.
 
     \b
     Example:
@@ -223,7 +224,7 @@ def reindex_admin(admin: PipelineAdmin, options: ActOptions) -> ReindexAdmin:
 
 
 def require_text(options: Mapping[str, str | None]) -> None:
-    """Exit with status 2 if an option is empty, as from a variable that is not set: the run would be another one."""
+    """Exit with status 2 if an option is empty, for example from an unset variable: the run would be another one."""
     for option, value in options.items():
         if value is not None and not value.strip():
             refuse(f"{option} is empty; give it a value, or leave it out")
@@ -257,7 +258,7 @@ def _read_keys(path: str) -> list[str]:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise AdminError(f"the keys in {path!r} cannot be read: {error}") from error
-    # A key may contain the other separators of `splitlines`; some editors begin a file with a mark.
+    # Not `splitlines`: a key may contain other separators. Some editors begin a file with a byte order mark.
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     keys = [line for line in lines if line]
     for key in keys:
@@ -278,7 +279,7 @@ async def _dry_run(admin: PipelineAdmin, plan: RunPlan) -> DryRunReport:
 
 async def _until_built(admin: PipelineAdmin, run: ReindexRun) -> RunReport:
     """Show how far a run has come until it ends, or its target has caught up."""
-    _, shards = needs_origin(admin.pipeline)
+    _, shards = require_origin(admin.pipeline)
     with showing_run() as show:
         return await RunWatch(admin.pipeline, shards, run, show).until_built()
 

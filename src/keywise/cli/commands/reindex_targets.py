@@ -1,4 +1,4 @@
-"""The commands of `keywise reindex` on a target beside the live one: verify it, swap it in, go back, and drop it."""
+"""The commands of `keywise reindex` on targets beside the live one: verify, swap, roll back, drop, and all at once."""
 
 from dataclasses import dataclass
 from typing import Annotated, NoReturn
@@ -11,6 +11,7 @@ from keywise.cli.commands.reindex import (
     MOMENTS,
     ActOptions,
     DeleteOption,
+    MappingOption,
     NotifyOption,
     PipelineArgument,
     perform_on,
@@ -24,7 +25,7 @@ from keywise.cli.output import count, duration, fail, plain, print_error, print_
 from keywise.cli.run_text import showing_run
 from keywise.core.controls import PAUSE_MAX_S, ReindexRun
 from keywise.operate.admin import PipelineAdmin
-from keywise.reindex.admin import needs_origin
+from keywise.reindex.admin import require_origin
 from keywise.reindex.full_run import FullPlan, FullResult, FullRun
 from keywise.reindex.gate import SAMPLE_KEYS, GateLine, GateResult
 from keywise.reindex.plan import RunPlan
@@ -82,11 +83,11 @@ def swap(
     yes: YesOption = False,
     options: ActOptions,
 ) -> None:
-    """Let the target that was built become the live one.
+    """Let the new target become the live one.
 
-    A worker does it as soon as the gate allows it: it lets changes wait for some seconds, copies the last of them, and
-    moves the name. If the gate refuses for good, nothing is done, and the exit status is 1. Ctrl-C ends the wait, and
-    not the swap.
+    A worker does it as soon as the gate allows it: it lets changes wait for some seconds, makes both targets equal, and
+    moves the name. If a line of the gate needs you, nothing is done, and the exit status is 1. Ctrl-C ends the wait of
+    the command, but not the swap.
 
     \b
     Example:
@@ -136,7 +137,7 @@ def rollback(
 
     async def act(admin: PipelineAdmin) -> tuple[RunReport | None, str]:
         reindex = reindex_admin(admin, options)
-        controls = await reindex.returnable()
+        controls = await reindex.controls_with_spare()
         confirm(
             f"Let {controls.spare} of {admin.pipeline.name} go live again, in place of {controls.target}?",
             yes=yes,
@@ -158,9 +159,9 @@ def drop(
     yes: YesOption = False,
     options: ActOptions,
 ) -> None:
-    """Delete the target that was live before.
+    """Delete the target that was live before the last swap, or that a cancelled run has left.
 
-    There is no way back to it then. After a cancelled run, it deletes the target that the run has left.
+    Then there is no way back to it.
 
     \b
     Example:
@@ -189,15 +190,13 @@ class FullOptions:
         str | None,
         typer.Option("--into", metavar="NAME", help="Fill this target, and swap it in; {generation} has to be in it."),
     ] = None
-    mapping: Annotated[
-        str | None, typer.Option("--mapping", metavar="FILE", help="The definition of that target, such as a mapping.")
-    ] = None
+    mapping: MappingOption = None
     if_older_than: Annotated[
         str | None,
-        typer.Option("--if-older-than", metavar="DURATION", help="Only if the last run ended so long ago, as in 7d."),
+        typer.Option("--if-older-than", metavar="DURATION", help="Only if the last run is older than this, as in 7d."),
     ] = None
     keep: Annotated[
-        int | None, typer.Option("--keep", metavar="N", min=1, help="How many old targets stay; else 1, the last one.")
+        int | None, typer.Option("--keep", metavar="N", min=1, help="How many old targets stay; default: 1, the spare.")
     ] = None
     accept_dead: AcceptDeadOption = 0
     pause_max: PauseMaxOption = None
@@ -257,7 +256,7 @@ def run_fully(pipeline: PipelineArgument, *, chosen: FullOptions, options: ActOp
 
 async def _until_decided(admin: PipelineAdmin, run: ReindexRun) -> tuple[RunReport, str]:
     """Wait until a worker has swapped, or the swap was refused; return the report, and the record of the swap."""
-    _, shards = needs_origin(admin.pipeline)
+    _, shards = require_origin(admin.pipeline)
     with showing_run() as show:
         watch = RunWatch(admin.pipeline, shards, run, show)
         report = await watch.until_decided()
@@ -265,7 +264,7 @@ async def _until_decided(admin: PipelineAdmin, run: ReindexRun) -> tuple[RunRepo
 
 
 def _print_swap(name: str, report: RunReport | None, swapped: str, *, json: bool) -> None:
-    """Print that a target is live, or why it is not, and then exit with status 1; without a report, where to look."""
+    """Print that a target is live; or why it is not, and exit with status 1; or, without a report, where to look."""
     if report is None:
         if json:
             print_json({"pipeline": name, "is_live": None})

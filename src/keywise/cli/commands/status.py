@@ -37,7 +37,7 @@ MOMENTS = {"at", "since", "resync_since", "started_at", "ended_at"}
 NUMBERS = ("keys", "tombstones", "claims", "suspects", "dead")
 
 
-class Found(msgspec.Struct, frozen=True):
+class PipelineStatus(msgspec.Struct, frozen=True):
     """What the command shows of one pipeline."""
 
     figures: PipelineFigures
@@ -90,7 +90,7 @@ def status(
     watch_or_once(look, watch=watch, every=every, json=json)
 
 
-def _look(app: App, names: list[str], json: bool) -> tuple[list[Found], list[Unreached]]:
+def _look(app: App, names: list[str], json: bool) -> tuple[list[PipelineStatus], list[Unreached]]:
     found, unreached = asyncio.run(_gathered(app, names))
     if json:
         result = {"ledger": redacted(app.ledger_url), "pipelines": [_figures_json(one) for one in found]}
@@ -100,7 +100,7 @@ def _look(app: App, names: list[str], json: bool) -> tuple[list[Found], list[Unr
     return found, unreached
 
 
-def _figures_json(one: Found) -> dict[str, Any]:
+def _figures_json(one: PipelineStatus) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(one.figures)
     parts: dict[str, Any] = {
         "objects": one.objects,
@@ -112,8 +112,8 @@ def _figures_json(one: Found) -> dict[str, Any]:
     return fields | {name: msgspec.to_builtins(part) for name, part in parts.items() if part is not None}
 
 
-async def _gathered(app: App, names: list[str]) -> tuple[list[Found], list[Unreached]]:
-    found, unreached, errors = list[Found](), list[Unreached](), list[KeywiseError]()
+async def _gathered(app: App, names: list[str]) -> tuple[list[PipelineStatus], list[Unreached]]:
+    found, unreached, errors = list[PipelineStatus](), list[Unreached](), list[KeywiseError]()
     for name in names:
         try:
             away: dict[str, str] = {}
@@ -122,7 +122,7 @@ async def _gathered(app: App, names: list[str]) -> tuple[list[Found], list[Unrea
                 objects, reindex = await object_figures_of(pipeline), await report_active_run(pipeline)
                 missing, controls = await keys_missing(pipeline), await pipeline.control_store.controls()
                 targets = controls.target, controls.spare
-                found.append(Found(figures, objects, reindex, missing, advice_of(pipeline), *targets))
+                found.append(PipelineStatus(figures, objects, reindex, missing, advice_of(pipeline), *targets))
         except (UnavailableError, DatabaseError) as error:
             settings = app.pipelines[name].settings
             errors.append(error)
@@ -132,7 +132,7 @@ async def _gathered(app: App, names: list[str]) -> tuple[list[Found], list[Unrea
     return found, unreached
 
 
-def _print_status(found: list[Found], unreached: list[Unreached], now: float) -> None:
+def _print_status(found: list[PipelineStatus], unreached: list[Unreached], now: float) -> None:
     if found:
         _print_figures([one.figures for one in found])
     for one in found:
@@ -204,7 +204,7 @@ def _object_notes(objects: ObjectFigures | None) -> Iterator[str]:
         yield f"  and {count(objects.in_parts - len(objects.largest), 'more object')}"
 
 
-def _reindex_notes(one: Found) -> Iterator[str]:
+def _reindex_notes(one: PipelineStatus) -> Iterator[str]:
     """Yield how far a reindex has come, why it waits, and whether the sink needs one."""
     report = one.reindex
     if report is None and one.spare:

@@ -1,4 +1,4 @@
-"""Judges every step of a simulated reindex by a book of its own, and what is left at the end."""
+"""Judges every step of a simulated reindex, and its final state, by records of its own."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What readers of the name have seen of a key at last."""
+    """What readers of the name have last seen of a key."""
 
     version: int
     deleted: bool
@@ -53,7 +53,7 @@ class ReindexAudit(RunLog):
         self._world = world
         self._controls = PLAIN
         self._live = ""
-        """The target that the name stood for when it was looked at last."""
+        """The target that the name stood for at the last look."""
         self._epoch = 0
         self._grants: dict[int, Grant] = {}
         self._marks: dict[tuple[str, str], Entry] = {}
@@ -65,17 +65,17 @@ class ReindexAudit(RunLog):
         self._removals: set[tuple[str, int]] = set()
         """Keys and versions that an operator has ever removed."""
         self._pages: dict[tuple[str, str, str], Page] = {}
-        """By process, shard and cursor: the page that was read last."""
+        """By process, shard and cursor: the last page that the process has read."""
         self._cursors: dict[tuple[int, str], str] = {}
-        """By generation and shard: the cursor that was kept last."""
+        """By generation and shard: the last cursor that the ledger has stored."""
         self._built_by: dict[str, TargetNote] = {}
         self._into: dict[int, str] = {}
-        """By generation: the target that a run fills; empty for a run in place."""
+        """By generation: the target that the run fills; empty for a run in place."""
         self._began_at: dict[int, float] = {}
         """When the run of a generation was seen first."""
         self._swap_token = 0
         self._changes = -1
-        """How many changes of the database were looked at."""
+        """How many changes of the database this auditor has seen."""
 
     def begin(self) -> None:
         self._live = self._world.current_target()
@@ -93,7 +93,7 @@ class ReindexAudit(RunLog):
         self.note(f"{terms.owner} claims {scope} {claim.key} {claim.order}{' over' if claim.took_over else ''}")
 
     def refused(self, scope: str, header: ChangeHeader, refusal: Refusal) -> None:
-        """A change is acked because the ledger has something newer, or has refused to write it again."""
+        """The ledger refuses a change for good, so it is acked: the mark has to be at its version or above."""
         mark = self._world.entries(scope)[header.key].mark if refusal.mark is not None else None
         if mark is not None and header.order is not None and header.order[1] > mark[1]:
             self.violate(f"{scope} {header.key} {header.order} is refused as {refusal.reason} behind {mark}")
@@ -151,7 +151,7 @@ class ReindexAudit(RunLog):
         owner = self._grants[claim.token].owner.removesuffix("-reindex")
         page = self._pages.get((owner, progress.shard.name, before))
         if page is None or page.after != progress.after:
-            self.violate(f"shard {progress.shard.name} moves from {before!r} to {progress.after!r}, which nobody read")
+            self.violate(f"shard {progress.shard.name} moves from {before!r} to {progress.after!r}, which was not read")
             return
         run, is_beside = self._world.controls.run, bool(self._into[generation])
         if run is None or run.generation != generation or not run.is_active:
@@ -160,10 +160,17 @@ class ReindexAudit(RunLog):
         for body in page.rows:
             row = msgspec.json.decode(body, type=RowBody)
             entry = self._world.entries(scope).get(row.id)
-            # A row that was refused as removed may be forced before the cursor moves, which leaves a lower generation.
-            least = 0 if is_beside or row.id in self._forced else generation
+            least = 0 if is_beside else self._least_generation(row.id, generation)
             if not (_has_ended(entry, row, least) or self._is_postponed(row.id, generation)):
                 self.violate(f"the cursor passes {row.id} v{row.v}, which has not ended: {entry}")
+
+    def _least_generation(self, key: str, generation: int) -> int:
+        """Return the lowest generation that a run in place may leave on a key at the version of its row.
+
+        The run skips a key that an operator has removed. If the operator forces it before the run ends, its generation
+        is below that of the run.
+        """
+        return 0 if key in self._forced else generation
 
     def _is_postponed(self, key: str, generation: int) -> bool:
         for name, entry in self._world.entries(SHARDS).items():
@@ -210,7 +217,7 @@ class ReindexAudit(RunLog):
         self.note(f"{target} is created for {note}")
 
     def planted(self, target: str) -> None:
-        """Somebody else has made a target."""
+        """Another program has made a target."""
         self._built_by[target] = TargetNote("another", 0)
 
     def dropped(self, target: str) -> None:
@@ -227,7 +234,7 @@ class ReindexAudit(RunLog):
     # After every step of a server.
 
     def look(self) -> None:
-        """Compare with what was seen last."""
+        """Compare the state with that of the last look."""
         world = self._world
         if world.database.is_dirty:
             return  # It is looked at when the transaction has ended.
@@ -262,7 +269,7 @@ class ReindexAudit(RunLog):
                     self._judge_deletion(scope, key, entry)
 
     def _judge_deletion(self, scope: str, key: str, entry: Entry) -> None:
-        """A key whose row is there, at the version that was deleted, is not gone; only an operator removes it."""
+        """A deletion at a version whose row still exists is wrong, unless an operator has removed the key."""
         truth, live = self._world.origin.latest(key), self._world.entries(LIVE).get(key)
         assert entry.mark is not None, "a deletion has a mark"
         is_there = truth is not None and truth.is_there and truth.version == entry.mark[1]
@@ -312,11 +319,12 @@ class ReindexAudit(RunLog):
             if row is None:
                 continue
             entry = self._world.entries(LIVE).get(key)
-            if not _has_ended(entry, RowBody(key, row.version), run.generation):
+            least = self._least_generation(key, run.generation)
+            if not _has_ended(entry, RowBody(key, row.version), least):
                 self.violate(f"run {run.generation} is complete without {key} v{row.version}: {entry}")
 
     def _judge_move(self, before: Controls, after: Controls, left: str, taken: str) -> None:
-        """The name moves: it was called to, and both targets are equal and calm."""
+        """The name moves: the call was noted, both targets are equal, and every key is resolved."""
         world, move = self._world, before.move
         run = before.run
         self.note(f"the name moves from {left} to {taken}")
@@ -332,7 +340,7 @@ class ReindexAudit(RunLog):
         for scope in scopes:
             for key, entry in sorted(world.entries(scope).items()):
                 if entry.token or entry.suspicions or entry.unknown is not None:
-                    self.violate(f"at the swap {scope} {key} is not calm: {entry}")
+                    self.violate(f"at the swap {scope} {key} is not resolved: {entry}")
         for key, held in new.items():
             if key not in different:
                 self._show(key, Seen(held.order[1], held.deleted))

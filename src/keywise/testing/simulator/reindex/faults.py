@@ -1,4 +1,4 @@
-"""What can go wrong in a simulated reindex: each seed draws its own rates, and what was injected is counted."""
+"""The faults of a simulated reindex: each seed draws its own rates, and the world counts what it has injected."""
 
 import random
 
@@ -45,7 +45,7 @@ STEP_KINDS = (
     "swap",
     "rollback",
 )
-"""What operators do, and what came of it. It is counted as faults are, because a run is disturbed by it as well."""
+"""What operators do, and what came of it. The world counts these like faults, because they disturb a run too."""
 KINDS = FAULT_KINDS + STEP_KINDS
 
 

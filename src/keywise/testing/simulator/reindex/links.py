@@ -34,7 +34,7 @@ class ReindexLink(LossyLink):
     world: "ReindexWorld"
 
     async def late_call(self, act: Callable[[], Awaitable[T]], late_max_s: float, rate: float | None = None) -> T:
-        """Make a call that may be given up soon, and arrive later all the same."""
+        """Make a call that may time out for the caller, and arrive later all the same."""
         faults = self.world.faults
         if faults.happens("late call", faults.late_rate if rate is None else rate):
             outside(self.world.loop, self._arrive_late(act, self.world.rng.uniform(0.0, late_max_s)))
@@ -105,7 +105,7 @@ class LinkedScope(Linked[MemoryLedger], over=MemoryLedger):
         return results
 
     async def _perhaps_die(self, claims: Sequence[Claim]) -> None:
-        """A worker is killed with the claim on a row that nobody will find again."""
+        """Perhaps kill a worker that has claimed a row which is gone before another worker can read it."""
         world = self._world
         is_last = any(claim.key in world.short for claim in claims) and self._scope in world.other_scopes()
         if is_last and world.faults.happens("crash with a last row", world.faults.crash_with_row_rate):

@@ -11,7 +11,7 @@ from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
 from keywise.reindex.admin import ReindexAdmin
 from keywise.reindex.plan import RunPlan
-from keywise.reindex.targets import left_target
+from keywise.reindex.targets import droppable_target
 from keywise.testing.virtual_loop import Process
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ ENDS_MAX_S = 700.0
 """How long a run, or a swap, may take when nothing goes wrong any more."""
 OWN_TARGET = "t_{generation}"
 FOREIGN = "foreign"
-"""A target that somebody else has made."""
+"""A target that another program has made."""
 
 Act = Callable[[PipelineAdmin, ReindexAdmin], Awaitable[Any]]
 
@@ -37,7 +37,7 @@ class SimulatedOperator:
         self._causes: list[str] = []
 
     async def operate(self) -> None:
-        """Act at random while faults last, and then bring everything to an end."""
+        """Act at random while faults last, and then end what goes on."""
         await asyncio.gather(self._act_at_random(), self._touch_keys())
         await self.finish()
 
@@ -73,7 +73,7 @@ class SimulatedOperator:
         rng, draw = self._world.rng, self._world.rng.random()
         if controls.spare and draw < 0.5:
             await self._do("wants rollback", lambda _, reindex: reindex.rollback(8.0))
-        elif left_target(controls) is not None and draw < 0.6:
+        elif droppable_target(controls) is not None and draw < 0.6:
             keeps = rng.random() < 0.4
             await self._do("drops", lambda _, reindex: reindex.drop(keeps_target=keeps))
         elif draw < 0.8:
@@ -103,7 +103,7 @@ class SimulatedOperator:
         await self._do("cancels", lambda _, reindex: reindex.cancel())
 
     async def _resume(self, run: ReindexRun) -> None:
-        """Go on with a run, and consent to what it wants to delete."""
+        """Resume a run, and consent to the deletions that it waits for."""
         if run.is_paused:
             await self._do("consents", lambda _, reindex: reindex.resume())
         elif (run.delete_max or 0) < 100:
@@ -139,7 +139,7 @@ class SimulatedOperator:
     # The end.
 
     async def finish(self) -> None:
-        """Bring the run that goes on to its end, swap once more, and read all rows again in place."""
+        """End the run that goes on, perhaps swap once more, and at last read all rows again in place."""
         world = self._world
         world.auditor.note("the operator brings all to an end")
         run = self._controls.run
@@ -148,7 +148,7 @@ class SimulatedOperator:
         await self._until_ended("the last run of the story")
         is_swapped = world.rng.random() < 0.5
         if is_swapped or not self._controls.spare:
-            await self._until(lambda: left_target(self._controls) is None, self._drop)
+            await self._until(lambda: droppable_target(self._controls) is None, self._drop)
         if is_swapped:
             await self._until(self._is_active, lambda: self._start_last(OWN_TARGET))
             await self._until_ended("the last swap")
@@ -157,7 +157,7 @@ class SimulatedOperator:
         await self._until(lambda: not self._controls.pauses, self._resume_keys)
 
     async def _drop(self) -> None:
-        """Drop the target that is not live. If nobody here has built it, it can only be forgotten."""
+        """Drop the target that is not live. One that no run here has built can only be forgotten."""
         keeps = self._world.rng.random() < 0.5
         await self._do("", lambda _, reindex: reindex.drop(keeps_target=keeps))
 
@@ -173,7 +173,7 @@ class SimulatedOperator:
         return (run is None or not run.is_active) and self._controls.move is None
 
     async def _until_ended(self, what: str) -> None:
-        """Bring a run to its end. Nothing but time may be missing."""
+        """Do what a run waits for until it ends; violate the world if it does not end in time."""
 
         async def urge() -> None:
             await self._resume_keys()

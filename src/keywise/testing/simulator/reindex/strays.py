@@ -1,7 +1,7 @@
-"""Stray rows: a scan meets one that no message ever announces, and it is gone before anybody can read it again.
+"""Stray rows: a scan reads a row that no message ever announces, and the row is gone before it can be read again.
 
-The worker that has claimed such a row is stopped until the name has moved. Nothing else in either target knows the key,
-so nothing but the end of expired claims keeps that worker from writing it to the target that is live by then.
+The worker that has claimed such a row is stopped until the name has moved. Nothing else in either target has the key,
+so only one rule keeps that worker from writing the row to the target that is live by then: a swap ends expired claims.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ class StrayRows:
     def __init__(self, world: "ReindexWorld", rng: random.Random) -> None:
         self._world = world
         self._rng = rng
-        # Without suspects, nothing but the swap itself ends the claim. With them the gate waits for a repair, which
-        # costs swaps, so most of those worlds have no stray rows.
+        # Without suspects, only the swap itself ends the claim. With them, the gate waits for a repair, so fewer swaps
+        # succeed; therefore most of those worlds have no stray rows.
         rate = draw_rate(rng, 0.4, never=0.6) if world.has_suspects else draw_rate(rng, 1.0, never=0.1)
         # A row that only looks gone is never deleted, and without claims a worker has nothing to wake up with.
         has_claims = world.has_suspects or world.runs_user_code
@@ -92,7 +92,7 @@ class StrayRows:
         world = self._world
         in_transaction = any(not session.has_ended for session in world.sessions.get(process, ()))
         if world.faults.is_over or process.is_paused or in_transaction:
-            return  # A stopped process would keep everybody out of the database.
+            return  # A stopped process would lock all others out of the database.
         self._delete()
         world.faults.injected["stop with a stray row"] += 1
         process.pause()

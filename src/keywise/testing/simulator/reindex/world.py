@@ -1,4 +1,4 @@
-"""A simulated pipeline whose rows are read again, in place and beside, and whose name moves there and back."""
+"""A simulated pipeline whose rows are read again, in place and beside, and whose sink swaps and rolls back."""
 
 import asyncio
 import dataclasses
@@ -60,7 +60,7 @@ SETTINGS = Settings(
 
 
 class WatchedDatabase(MemoryDatabase):
-    """Tells committed from uncommitted, and whether anything has changed."""
+    """Counts changes, and knows whether some of them are not committed yet."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -180,7 +180,7 @@ class ReindexWorld(ConsumerWorld):
         return [self._operator.operate()]
 
     def disturb(self) -> None:
-        # Most of what can go wrong with a swap takes seconds, so more goes wrong meanwhile.
+        # A swap takes only seconds, so workers are stopped more often meanwhile.
         run = self.controls.run
         for _ in range(SWAP_ROUNDS if run is not None and run.swaps else 1):
             self.disturb_processes("stop", self.faults.stop_rate, self.stop)
@@ -204,7 +204,7 @@ class ReindexWorld(ConsumerWorld):
     # The workload.
 
     def _plant(self) -> None:
-        """Somebody else has made a target of a name that an operator may choose."""
+        """Make a target of another program, with a name that an operator may choose."""
         junk = Stored((0, 10**6, 0), False, b"", 0.0)
         if self.has_table:
             self.database.table(FOREIGN)["key-0"] = junk
@@ -257,7 +257,7 @@ class ReindexWorld(ConsumerWorld):
 
     def stop(self, process: Process) -> None:
         """As SIGTERM."""
-        self.auditor.note(f"{process.name} is told to stop")
+        self.auditor.note(f"{process.name} gets SIGTERM")
         super().stop(process)
 
     def kill(self, process: Process) -> None:

@@ -1,6 +1,6 @@
-"""The searches: a table of SQLite whose name moves, or an index of OpenSearch behind an alias.
+"""The stores of a search: tables in SQLite that exchange their names, or indexes of OpenSearch behind an alias.
 
-The naive script writes through this, the report reads through it, and the error is planted through it.
+The naive script writes to them, the report reads them, and the example plants its error in one.
 """
 
 import sqlite3
@@ -21,43 +21,43 @@ FIRST_FIELDS = {"id": "keyword", "version": "long", "title": "keyword", "price":
 FIELDS = {**FIRST_FIELDS, "words": "text"}
 
 
-class Shelf(Protocol):
-    """One search. What is live has its name; what is built beside has a name of its own."""
+class Search(Protocol):
+    """A search. Its name stands for the live target; a target that is built beside has a name of its own."""
 
     name: str
 
     async def widen(self) -> None:
-        """Make room for words in what is live, if it needs that."""
+        """Add the field for words to the live target, if it needs one."""
 
     async def begin(self) -> None:
-        """Create what is live, empty and in its first shape."""
+        """Create the live target, empty and in its first shape."""
 
     async def create(self, target: str) -> None:
-        """Create something empty beside what is live, in the new shape."""
+        """Create an empty target beside the live one, in the new shape."""
 
     async def put(self, target: str, items: Sequence[Item]) -> None:
-        """Write items as they come, whatever version is there."""
+        """Write items without a look at the versions that the target has."""
 
     async def delete(self, target: str, name: str) -> None:
         """Delete an item, if it is there."""
 
     async def damage(self, target: str, lost: str, changed: Item) -> None:
-        """Delete a document and change another at its version, as somebody does by hand."""
+        """Delete a document and change another at its version, as an operator might do by hand."""
 
     async def swap(self, before: str, after: str) -> None:
-        """Let the name stand for `after`; what was live is called `before` from then on."""
+        """Let the name stand for `after`; the target that was live is called `before` from then on."""
 
     async def items(self) -> dict[str, Item]:
-        """All that is live."""
+        """Return all items of the live target."""
 
     async def find(self, word: str) -> int:
-        """Count what a search for a word finds."""
+        """Return how many items a search for a word finds."""
 
     def target(self, number: int) -> str:
-        """What is live after so many swaps, while it is not."""
+        """Return the name that the live target after so many swaps has while it is not live."""
 
 
-class TableShelf:
+class TableSearch:
     """A table of a SQLite file. Tables exchange their names."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -116,7 +116,7 @@ class TableShelf:
         return f"{self.name}_{number}"
 
 
-class IndexShelf:
+class IndexSearch:
     """An alias of OpenSearch, which stands for one index."""
 
     def __init__(self, client: HttpClient, name: str) -> None:
@@ -180,20 +180,20 @@ class IndexShelf:
 
 
 @asynccontextmanager
-async def opened(place: Place, search: str) -> AsyncIterator[Shelf]:
-    """What one of the two searches has."""
+async def opened(place: Place, search: str) -> AsyncIterator[Search]:
+    """Open one of the two searches, with its connection."""
     if place.search:
         url, _, alias = place.search.replace("opensearch://", "http://").rpartition("/")
         async with HttpClient(server_at(Address(url, "", {}), "http", {})) as client:
-            yield IndexShelf(client, alias if search == KEYWISE else f"{alias}-{search}")
+            yield IndexSearch(client, alias if search == KEYWISE else f"{alias}-{search}")
         return
     with closing(sqlite3.connect(place.file(search), timeout=BUSY_S, isolation_level=None)) as connection:
         connection.execute("pragma journal_mode = wal")
-        yield TableShelf(connection)
+        yield TableSearch(connection)
 
 
 def definition(fields: dict[str, str]) -> dict[str, Any]:
-    """An index with these fields. It keeps what else is in a document, and does not search in it."""
+    """Return the definition of an index with these fields. It stores other fields, and does not search in them."""
     types = {field: {"type": kind} for field, kind in fields.items()}
     settings = {"number_of_shards": 1, "number_of_replicas": 0}
     return {"settings": settings, "mappings": {"dynamic": "false", "properties": types}}

@@ -1,7 +1,7 @@
-"""The last stage of a run beside the live target: one worker lets the other target catch up, and swaps when asked to.
+"""The last stage of a run beside the live target: one worker lets the other target catch up, and swaps on request.
 
-Any worker may do it, one at a time. The successor of one that died goes forward with a swap whose name may have moved,
-and calls off any other.
+Any worker may do it, one at a time. If it dies during a swap, its successor completes the swap if the name may have
+moved already, and calls it off otherwise.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ SUSPECTS_AT_ONCE = 100
 """How many suspect keys are repaired after one pass."""
 
 
-class BesideWork:
+class CatchUpStage:
     """One attempt of a worker to catch up and to swap. It works under a claim, so one worker does it at a time."""
 
     def __init__(
@@ -53,7 +53,7 @@ class BesideWork:
         self._run = run
         self._progress = CatchUpProgress()
         self._requested_at: float | None = None
-        """Since when a swap is requested, as far as this worker has seen; None: it is not."""
+        """When this worker first saw the request for a swap; None: no swap is requested."""
         self._tries = 0
         self._began = 0.0
         """When the last pass began."""
@@ -64,8 +64,8 @@ class BesideWork:
         if isinstance(claim, Refusal):
             return
         try:
-            # A run that is not current was swapped. A rollback may have begun, for which the same scope describes
-            # another target.
+            # If the run is no longer current, the swap is done. A rollback may have begun, in which the same scope
+            # describes another target.
             if await self._is_current():
                 self._progress = CatchUpProgress(steps=claim.position.place if claim.position is not None else 0)
                 await self._work(claim, is_over)
@@ -80,10 +80,10 @@ class BesideWork:
             # The origin runs user code, or a store refuses something. Some worker tries again later.
             await self._shards.fail(report_failure(self._pipeline, claim, error))
         finally:
-            self._shards.drop(claim)
+            self._shards.stop_renewing(claim)
 
     async def _work(self, claim: Claim, is_over: Callable[[], bool]) -> None:
-        """End a swap that another worker has begun, and then do passes until the target is live, or `is_over`."""
+        """Complete or call off the swap of an earlier worker, then do passes until the target is live, or `is_over`."""
         live = _with_token(self._pipeline, claim)
         other = _with_token(self._target, claim)
         barrier = Barrier(live, other, claim.token)
@@ -98,7 +98,7 @@ class BesideWork:
                     return
                 await barrier.lift()
             if not await self._is_current():
-                return  # The worker before this one has swapped after all, just before it was overtaken.
+                return  # The earlier worker has completed its swap just before this one overtook it.
             repairer = Repairer(other, of_other, despite_pause=True)
             while not is_over():
                 if await self._catch_up_once(claim, catch_up, swap):
@@ -130,9 +130,9 @@ class BesideWork:
     async def _swap(self, claim: Claim, run: ReindexRun, swap: Swap) -> bool:
         """Try to swap if the gate allows it; return whether the target is live now.
 
-        The next pass is followed by another look at the gate, unless the swap is refused: a line of the gate needs the
-        operator, does not hold for too long, or the swap was called off too often. A line that may hold after another
-        pass gets time: a suspect key is repaired after the horizon, and an origin may lag for a while.
+        After the next pass it tries again, unless the swap is refused: because a line of the gate needs the operator,
+        has not held for `WAIT_MAX_S`, or the swap was called off `TRIES_MAX` times. A line that may hold after another
+        pass gets that time, because a suspect key is repaired after the horizon, and an origin may lag for a while.
         """
         report = await report_run(self._pipeline, self._shards)
         assert report is not None, "a run that was started stays in the controls"
@@ -164,10 +164,10 @@ class BesideWork:
         self._requested_at, self._tries = None, 0
 
     async def _is_current(self) -> bool:
-        """Whether the run still catches up, or has a swap that has to be ended.
+        """Whether the run still catches up, or has a swap to complete or call off.
 
-        This worker may have begun with controls that it read before a swap. From now on only the holder of the claim
-        can change the answer.
+        This worker may have begun with controls that it read before a swap. The answer stays true while it holds the
+        claim, because only the holder swaps.
         """
         controls = await self._controls()
         run, is_moving = controls.run, controls.move is not None
