@@ -54,7 +54,7 @@ def test_swaps_and_rollbacks_lose_nothing(
         back_and_forth=5,
         keys=200,
         updates_per_s=50,
-        every_s=3.0,
+        every_s=min(25.0, scaled(0.75)),
         late=0.3,
         # A busy machine takes longer over everything, and leases have to outlive that.
         lease_s=min(25.0, scaled(0.5)),
