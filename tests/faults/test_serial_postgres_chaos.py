@@ -22,4 +22,4 @@ def test_after_kills_stops_and_lost_sessions_nothing_is_accepted_twice(tmp_path:
     assert tally.faults == []
     assert (tally.kills, tally.stops) == (TIMES, TIMES)
     assert tally.cuts >= TIMES
-    assert tally.told["done"] > 60
+    assert tally.told["done"] > 20, "the hunt goes on until so many more have ended well"

@@ -66,4 +66,4 @@ def test_after_kills_and_stops_in_the_middle_of_calls_nothing_was_accepted_twice
     tally = hunt(tmp_path, "sqlite:///merge.db", 10)
     assert tally.faults == []
     assert (tally.kills, tally.stops) == (10, 10)
-    assert tally.told["done"] > 100
+    assert tally.told["done"] > 20, "the hunt goes on until so many more have ended well"
