@@ -72,7 +72,9 @@ class ReindexAdmin:
         await self._shards.write(shards, run.generation)
         scanning = replace(run, state=RunState.SCANNING, shards=len(shards))
         if not await replace_run(self.pipeline, run, scanning):
-            raise AdminError("another operator has changed the run meanwhile; see keywise reindex status")
+            raise AdminError(
+                f"another operator has changed the run meanwhile; see keywise reindex status {self.pipeline.name}"
+            )
         into = f", into {run.into}" if run.is_beside else ""
         where = f", where {plan.where}" if plan.where else ""
         detail = f"generation {run.generation}, shards: {len(shards):,}{into}{where}"
@@ -115,7 +117,9 @@ class ReindexAdmin:
             notify=plan.notify,
         )
         if not await replace_run(self.pipeline, before, run):
-            raise AdminError("another operator has started a run meanwhile; see keywise reindex status")
+            raise AdminError(
+                f"another operator has started a run meanwhile; see keywise reindex status {self.pipeline.name}"
+            )
         return run
 
     async def pause(self) -> ReindexRun:
@@ -198,7 +202,9 @@ class ReindexAdmin:
             why=self._audit_note.why,
         )
         if not await replace_run(self.pipeline, controls.run, back):
-            raise AdminError("another operator has changed the run meanwhile; see keywise reindex status")
+            raise AdminError(
+                f"another operator has changed the run meanwhile; see keywise reindex status {self.pipeline.name}"
+            )
         await self._admin.record("reindex rolled back", detail=f"from {back.live} to {back.into}")
         return back
 
@@ -301,9 +307,10 @@ def _state_of(run: ReindexRun) -> str:
 
 def _is_same(run: ReindexRun, plan: RunPlan) -> bool:
     """Whether a plan asks for this run again, as a script does that repeats its start after a crash."""
+    asks_for_it = target_of(plan, run.generation) == run.into and plan.is_partial == run.is_partial
     if run.state is RunState.STARTING:
-        return plan.generation in (None, run.generation) and target_of(plan, run.generation) == run.into
-    return plan.generation == run.generation
+        return plan.generation in (None, run.generation) and asks_for_it
+    return plan.generation == run.generation and asks_for_it
 
 
 def needs_origin(pipeline: OpenPipeline) -> tuple[Origin, ShardLedger]:
