@@ -19,6 +19,9 @@ from keywise.reindex.targets import drop_old, left_target, target_of
 
 PATIENCE_S = 600.0
 """How long a full run waits for a worker, and for lines of the gate that may hold after another pass."""
+STARTING_S = 10.0
+"""How long another process has to start a run: then it was killed meanwhile, and this one goes on in its place."""
+STARTING_LOOK_S = 0.2
 GATE_LOOK_S = 5.0
 """How long it waits after the gate or a swap was refused, before it asks the gate again."""
 
@@ -105,17 +108,34 @@ class FullRun:
         return max(0.0, await self._pipeline.admin.now() - run.ended_at)
 
     async def _start(self, controls: Controls) -> ReindexRun:
-        """Return the run of an earlier process that still goes on, or start one."""
-        run = controls.run
-        if run is not None and self._goes_on(run) and run.state is not RunState.STARTING:
-            self._say(f"going on with reindex {run.generation}")
+        """Return the run of another process that goes on, or start one."""
+        if (run := await self._joined(controls)) is not None:
             return run
         keeps_old, left = self._plan.keep > 1, left_target(controls)
         plan = replace(self._plan.run, drops_old=bool(self._plan.run.into), keeps_old=keeps_old)
-        started = await self._reindex.start(plan, self._say)
+        try:
+            started = await self._reindex.start(plan, self._say)
+        except AdminError:
+            # Another process may have started the same run in between.
+            if (run := await self._joined(await self._pipeline.control_store.controls())) is not None:
+                return run
+            raise
         if left is not None and plan.drops_old and not (keeps_old and controls.spare):
             self._dropped.append(left[0])
         return started
+
+    async def _joined(self, controls: Controls) -> ReindexRun | None:
+        """Return the run of another process that goes on; None if there is none, or its start was interrupted."""
+        run = controls.run
+        while run is not None and self._goes_on(run):
+            if run.state is not RunState.STARTING:
+                self._say(f"going on with reindex {run.generation}")
+                return run
+            if await self._pipeline.admin.now() - run.started_at > STARTING_S:
+                return None
+            await asyncio.sleep(STARTING_LOOK_S)
+            run = (await self._pipeline.control_store.controls()).run
+        return None
 
     def _look(self, report: RunReport) -> None:
         """Show a report; raise `AdminError` if the run is paused, or no worker takes part in it."""
@@ -138,22 +158,38 @@ class FullRun:
 
         A line that may hold after another pass, and a swap that was refused, are tried again until the patience ends.
         """
-        plan, until = self._plan, self._pipeline.clock() + self._patience_s
+        until = self._pipeline.clock() + self._patience_s
         is_wanted = report.run.swaps  # An earlier process, or an operator, may have asked for it.
         while True:
             if not is_wanted:
-                self._say("looking at the gate")
-                gate = await self._reindex.verify(accept_dead=plan.accept_dead, pause_max_s=plan.pause_max_s)
-                if gate.is_refused or (not gate.is_open and self._pipeline.clock() >= until):
-                    raise AdminError(_refused_by(gate))
-                if is_wanted := gate.is_open:
-                    await self._reindex.swap(plan.accept_dead, plan.pause_max_s)
+                try:
+                    is_wanted = await self._ask_for_swap(is_last=self._pipeline.clock() >= until)
+                except AdminError:
+                    # Another process that follows this run may have asked for the swap, or it has happened meanwhile.
+                    report = await watch.until_decided()
+                    if report.run.is_active:
+                        raise
+                    return report
             if is_wanted:
                 report = await watch.until_decided()
                 if not report.run.is_active or self._pipeline.clock() >= until:
                     return report
                 is_wanted = False
             await asyncio.sleep(GATE_LOOK_S)
+
+    async def _ask_for_swap(self, *, is_last: bool) -> bool:
+        """Ask for the swap if the gate allows it, and return whether it does.
+
+        Raises `AdminError` if the gate refuses for good, or does not allow it and this was the last try.
+        """
+        plan = self._plan
+        self._say("looking at the gate")
+        gate = await self._reindex.verify(accept_dead=plan.accept_dead, pause_max_s=plan.pause_max_s)
+        if gate.is_refused or (not gate.is_open and is_last):
+            raise AdminError(_refused_by(gate))
+        if gate.is_open:
+            await self._reindex.swap(plan.accept_dead, plan.pause_max_s)
+        return gate.is_open
 
     async def _result(self, run: ReindexRun | None, *, is_due: bool, **more: Any) -> FullResult:
         """Delete the targets that the plan does not keep, and return what was done."""
