@@ -48,6 +48,7 @@ from keywise.flow.sink_check import report_empty_sink
 from keywise.flow.strategy import CommitStrategy, choose_strategy
 from keywise.ingest.announcement_reader import AnnouncementReader
 from keywise.ingest.announcement_source import AnnouncementSource
+from keywise.ingest.away_store import AwayStore
 from keywise.ingest.definition import ObjectsDefinition
 from keywise.ingest.dialects import Dialect, check_store, dialect_of
 from keywise.ingest.envelope_writer import RecordHandover
@@ -524,7 +525,7 @@ class App:
             await stack.enter_async_context(sink)
             origin = await self._open_origin(definition, stack, at_start=work if check_origin is None else check_origin)
             loses = ledger if isinstance(ledger, LosesWrites) else None
-            objects = await self._open_objects(definition, stack)
+            objects = await self._open_objects(definition, stack, work=work)
             sources = await self._open_sources(definition, ledger.control_store, objects, stack, unreached)
             pipeline = OpenPipeline(
                 name=name,
@@ -595,13 +596,21 @@ class App:
         policy = LedgerPolicy(command_s=definition.settings.lease_s / 3)
         return await stack.enter_async_context(adapters.connect_ledger(address, policy))
 
-    async def _open_objects(self, definition: PipelineDefinition, stack: AsyncExitStack) -> OpenObjects | None:
-        """Open the store of an object pipeline."""
+    async def _open_objects(
+        self, definition: PipelineDefinition, stack: AsyncExitStack, *, work: bool
+    ) -> OpenObjects | None:
+        """Open the store of an object pipeline. Without `work`, a store that is away fails only when it is asked."""
         if definition.objects is None:
             return None
         url = definition.objects.store_url
         definition.connecting_to = redacted(url)
-        store = await stack.enter_async_context(adapters.connect_store(self._address(url, definition.name)))
+        store = adapters.connect_store(self._address(url, definition.name))
+        try:
+            await stack.enter_async_context(store)
+        except UnavailableError as error:
+            if work:
+                raise
+            store = AwayStore(str(error))
         queue = self._record_queue(definition.name) if definition.records is not None else None
         return definition.objects.opened(store, definition._decode, queue, definition._dialects.values())
 

@@ -220,6 +220,7 @@ def test_what_the_table_refuses_is_set_aside_alone(tmp_path):
     letters = run(main())
     assert sorted(letter.key for letter in letters) == ["k150", "k151", "k77"]
     assert all("table stock refuses it" in letter.cause for letter in letters)
+    assert {letter.traceback for letter in letters} == {""}, "no code of the user's was called"
     assert {f"k{number}" for number in range(200)} - {"k77", "k150", "k151"} == shop.content().keys()
 
 

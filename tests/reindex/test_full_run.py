@@ -10,6 +10,7 @@ import pytest
 from keywise.core.controls import ReindexRun, RunState
 from keywise.core.errors import AdminError
 from keywise.core.events import ReindexEnded, TargetSwapped
+from keywise.reindex import full_run
 from keywise.reindex.admin import ReindexAdmin
 from keywise.reindex.full_run import FullPlan, FullResult, FullRun
 from keywise.reindex.plan import RunPlan
@@ -35,8 +36,8 @@ class Schedule(Catalogue):
         """What the command does, in an app of its own. The rows of a test are not older than a minute."""
         limits = {"run": RunPlan(into=into, is_checked=False), **limits}
         async with self.acting() as admin:
-            full_run = FullRun(admin._admin, admin._audit_note, FullPlan(**limits), show, patience_s=patience_s)
-            return await full_run.run()
+            rebuild = FullRun(admin._admin, admin._audit_note, FullPlan(**limits), show, patience_s=patience_s)
+            return await rebuild.run()
 
     async def tables(self) -> list[str]:
         async with self.acting() as admin, admin.pipeline.ledger.transaction() as transaction:
@@ -113,6 +114,31 @@ async def killed_at(schedule: Schedule, is_there: Callable[[ReindexRun], bool]) 
     command.cancel()
     with suppress(asyncio.CancelledError):
         await command
+
+
+def test_two_at_once_follow_the_same_run(schedule):
+    async def story():
+        async with schedule.working():
+            return await asyncio.gather(schedule.rebuild(), schedule.rebuild())
+
+    results = run(story(), limit_s=60)
+    assert [(result.run.generation, result.target) for result in results] == [(1, "pages_1")] * 2
+    assert swaps(schedule) == [("pages_0", "pages_1")]
+
+
+def test_a_start_that_was_interrupted_is_finished(schedule, monkeypatch):
+    monkeypatch.setattr(full_run, "STARTING_S", 0.5)
+
+    async def story():
+        async with schedule.acting() as admin:
+            at = await admin.pipeline.admin.now()
+            begun = ReindexRun(1, RunState.STARTING, into="pages_1", live="pages_0", started_at=at)
+            assert await replace_run(admin.pipeline, None, begun)
+        async with schedule.working():
+            return await schedule.rebuild()
+
+    result = run(story(), limit_s=60)
+    assert (result.run.generation, result.target) == (1, "pages_1")
 
 
 def test_a_target_that_was_planted_with_a_fault_is_refused_and_the_live_one_stays(schedule):

@@ -118,6 +118,22 @@ def test_a_generation_is_named_by_its_number_and_the_same_number_is_the_same_run
     run(story())
 
 
+def test_the_same_number_is_refused_if_other_rows_are_asked_for(tmp_path: Path):
+    """A script would take a run of some rows for one of all rows."""
+    _, works = works_of(tmp_path)
+
+    async def story() -> None:
+        await works.start(generation=456, keys=["k1"])
+        with pytest.raises(AdminError, match="reindex 456 of pipeline 'shop' is scanning"):
+            await works.start(generation=456)
+        await works.work_until_ended()
+        for other in ({}, {"into": "stock_{generation}"}):
+            with pytest.raises(AdminError, match="generation 456 is not above 456"):
+                await works.start(generation=456, **other)
+
+    run(story())
+
+
 async def dry(works: Works, **plan: Any) -> DryRunReport:
     async with works.opened() as pipeline:
         return await DryRun(pipeline, RunPlan(**plan)).run()

@@ -113,6 +113,26 @@ def test_deletions_and_keys_that_the_origin_does_not_have_are_not_compared(tmp_p
     run(story())
 
 
+@pytest.mark.parametrize("unit", [1000, MICROSECONDS])
+@pytest.mark.parametrize("is_in_ledger", [True, False])
+def test_without_quiet_keys_versions_of_another_scale_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: int, is_in_ledger: bool
+):
+    """A pipeline that has just begun has no quiet key, and is where a wrong unit is most likely."""
+    monkeypatch.undo()
+    ledger, origin = (3 * unit, 3) if is_in_ledger else (3, 3 * unit)
+    works = Works(tmp_path, Catalogue(*(row(key, origin) for key in KEYS)))
+
+    async def story() -> None:
+        await works.handles(*(row(key, ledger) for key in KEYS))
+        with pytest.raises(AdminError, match="6 of 6 keys have versions in the origin that differ by more than a fact"):
+            await works.start()
+        assert (await works.controls()).run is None, "nothing was started"
+        assert (await works.start(is_checked=False)).generation == 1
+
+    run(story())
+
+
 def test_keys_that_have_just_changed_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A live change may be ahead of its row, or behind it."""
     monkeypatch.undo()

@@ -24,11 +24,13 @@ from keywise.cli.commands.serial import app as serial
 from keywise.cli.commands.simulate import simulate
 from keywise.cli.commands.status import status
 from keywise.cli.commands.why import why
+from keywise.cli.group import CommandGroup
 from keywise.cli.output import print_error
 from keywise.core.errors import KeywiseError
 
 app = typer.Typer(
     name="keywise",
+    cls=CommandGroup,
     help="Queues deliver twice, late and out of order; keywise makes your store end up right anyway.",
     epilog="Every command has --help with an example.",
     no_args_is_help=True,

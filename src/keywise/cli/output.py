@@ -2,8 +2,9 @@
 
 import json
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import msgspec
@@ -57,12 +58,17 @@ def print_table(
     *,
     numbers: Collection[str] = (),
     fold: Collection[str] = (),
+    widths_min: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Print a table without rules; only the columns in `fold` may be wrapped to fit a terminal."""
+    """Print a table without rules; only the columns in `fold` may be wrapped to fit a terminal.
+
+    `widths_min` says how narrow a column may become by that.
+    """
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for column in columns:
         justify: Any = "right" if column in numbers else "left"
-        made.add_column(column, justify=justify, no_wrap=column not in fold, overflow="fold")
+        width_min = widths_min.get(column)
+        made.add_column(column, justify=justify, no_wrap=column not in fold, overflow="fold", min_width=width_min)
     for row in rows:
         made.add_row(*(cell(f"{value:,}" if isinstance(value, int) else value) for value in row))
     _print_table(made)

@@ -128,9 +128,10 @@ class OriginTable(msgspec.Struct, frozen=True):
             check_name(name, reserved)
 
     def misfit(self, why: str) -> SettingsError:
+        body = f", and {self.body!r}, which body= names" if self.body else ""
         return SettingsError(
-            f"table {self.name} cannot be an origin: {why}; it needs a key column that a unique index covers alone, "
-            "name it with ?key=, or another table with ?table="
+            f"table {self.name} cannot be an origin: {why}; it needs a key column that a unique index covers alone"
+            f"{body}; name the key with ?key=, or another table with ?table="
         )
 
 

@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-from keywise.core.errors import UnavailableError
+from keywise.core.errors import PermanentError, UnavailableError
 from keywise.core.url import without_secrets
 
 TRACEBACK_MAX = 20_000
@@ -29,12 +29,14 @@ class _Call(NamedTuple):
 def traceback_of(error: BaseException) -> str:
     """Return the traceback, from the user's code on, as text that every store accepts.
 
-    It is empty for `UnavailableError`, which says itself what is away.
+    It is empty for `UnavailableError`, which says itself what is away, and for a change that a sink of ours refuses.
     """
-    if isinstance(error, UnavailableError):
+    calls = _calls(error)
+    first = _first_foreign(calls)
+    if isinstance(error, UnavailableError) or (isinstance(error, PermanentError) and first == len(calls)):
         return ""
     described = traceback.TracebackException.from_exception(error)
-    described.stack[:] = described.stack[_first_foreign(_calls(error)) :] or described.stack
+    described.stack[:] = described.stack[first:] or described.stack
     text = escaped(without_secrets("".join(described.format()).rstrip("\n")))
     if len(text) <= TRACEBACK_MAX:
         return text

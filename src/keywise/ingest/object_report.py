@@ -6,6 +6,7 @@ from keywise.core.change import Order, is_unversioned
 from keywise.core.entry import Entry
 from keywise.core.errors import ObjectAccessError, ObjectError, UnavailableError
 from keywise.flow.pipeline import OpenPipeline
+from keywise.ingest.away_store import AwayStore
 from keywise.ingest.keys import is_shortened
 from keywise.ingest.object_note import ContentNote, ObjectNote
 from keywise.ingest.open_objects import OpenObjects
@@ -84,6 +85,8 @@ class ObjectFigures(msgspec.Struct, frozen=True):
     """How many objects workers read in parts now."""
     largest: list[RunningObject]
     """Those of which most records are written."""
+    cause: str = ""
+    """Why the store cannot be reached; empty if it can."""
 
 
 async def object_report_of(pipeline: OpenPipeline, given: str, wall: float) -> ObjectReport | None:
@@ -120,6 +123,7 @@ async def object_figures_of(pipeline: OpenPipeline) -> ObjectFigures | None:
         promise=VersionScale(scale).promise.value if scale else "",
         in_parts=len(running),
         largest=sorted(running, key=lambda one: -one.records)[:SHOWN],
+        cause=objects.store.cause if isinstance(objects.store, AwayStore) else "",
     )
 
 

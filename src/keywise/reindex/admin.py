@@ -305,11 +305,10 @@ def _state_of(run: ReindexRun) -> str:
 
 def _is_same(run: ReindexRun, plan: RunPlan) -> bool:
     """Whether a plan asks for this run again: a script may repeat its start after a crash."""
-    if run.state is RunState.STARTING:
-        # Some of its shards may be stored, so a plan for all rows cannot complete a start for some rows.
-        is_like = plan.is_partial == run.is_partial and target_of(plan, run.generation) == run.into
-        return is_like and plan.generation in (None, run.generation)
-    return plan.generation == run.generation
+    # Some of its shards may be stored already, so a plan for all rows cannot complete a start for some rows.
+    is_like = plan.is_partial == run.is_partial and target_of(plan, run.generation) == run.into
+    is_unfinished = run.state is RunState.STARTING and plan.generation is None
+    return is_like and (is_unfinished or plan.generation == run.generation)
 
 
 def require_origin(pipeline: OpenPipeline) -> tuple[Origin, ShardLedger]:

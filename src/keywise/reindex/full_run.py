@@ -19,6 +19,9 @@ from keywise.reindex.targets import drop_old, droppable_target, target_of
 
 PATIENCE_S = 600.0
 """How long a full run waits for a worker, and for lines of the gate that may hold after another pass."""
+STARTING_S = 10.0
+"""How long another process has to start a run: then it was killed meanwhile, and this one goes on in its place."""
+STARTING_LOOK_S = 0.2
 GATE_LOOK_S = 5.0
 """How long it waits before it asks the gate again: after a line did not hold, or a swap was refused."""
 
@@ -105,17 +108,34 @@ class FullRun:
         return max(0.0, await self._pipeline.admin.now() - run.ended_at)
 
     async def _start(self, controls: Controls) -> ReindexRun:
-        """Return the run of an earlier process that still goes on, or start one."""
-        run = controls.run
-        if run is not None and self._goes_on(run) and run.state is not RunState.STARTING:
-            self._say(f"going on with reindex {run.generation}")
+        """Return the run of another process that goes on, or start one."""
+        if (run := await self._joined(controls)) is not None:
             return run
         keeps_old, droppable = self._plan.keep > 1, droppable_target(controls)
         plan = replace(self._plan.run, drops_old=bool(self._plan.run.into), keeps_old=keeps_old)
-        started = await self._reindex.start(plan, self._say)
+        try:
+            started = await self._reindex.start(plan, self._say)
+        except AdminError:
+            # Another process may have started the same run in between.
+            if (run := await self._joined(await self._pipeline.control_store.controls())) is not None:
+                return run
+            raise
         if droppable is not None and plan.drops_old and not (keeps_old and controls.spare):
             self._dropped.append(droppable[0])
         return started
+
+    async def _joined(self, controls: Controls) -> ReindexRun | None:
+        """Return the run of another process that goes on; None if there is none, or its start was interrupted."""
+        run = controls.run
+        while run is not None and self._goes_on(run):
+            if run.state is not RunState.STARTING:
+                self._say(f"going on with reindex {run.generation}")
+                return run
+            if await self._pipeline.admin.now() - run.started_at > STARTING_S:
+                return None
+            await asyncio.sleep(STARTING_LOOK_S)
+            run = (await self._pipeline.control_store.controls()).run
+        return None
 
     def _look(self, report: RunReport) -> None:
         """Show a report; raise `AdminError` if the run is paused, or no worker takes part in it."""
@@ -139,9 +159,17 @@ class FullRun:
         Until the patience ends, it asks the gate again after another pass, and requests a refused swap again.
         """
         until = self._pipeline.clock() + self._patience_s
-        is_requested = report.run.swaps  # An earlier process, or an operator, may have requested it.
+        is_requested = report.run.swaps  # Another process, or an operator, may have requested it.
         while True:
-            if is_requested or await self._request_swap(until):
+            try:
+                is_requested = is_requested or await self._request_swap(until)
+            except AdminError:
+                # Another process that follows this run may have requested the swap, or it has happened meanwhile.
+                report = await watch.until_decided()
+                if report.run.is_active:
+                    raise
+                return report
+            if is_requested:
                 report = await watch.until_decided()
                 if not report.run.is_active or self._pipeline.clock() >= until:
                     return report

@@ -25,6 +25,8 @@ QUIET_S = 60.0
 """A key counts as quiet, and is compared, if nothing has happened to it for so long."""
 EQUAL_SHARE = 0.5
 """At least this share of the compared keys has to have the same version on both sides."""
+SCALE_MAX = 100
+"""If no key is quiet: versions that differ by more than this factor have another unit."""
 EXAMPLES = 3
 
 
@@ -55,28 +57,47 @@ async def check_versions(pipeline: OpenPipeline, origin: Origin) -> int:
     """Raise `AdminError` unless half of the quiet keys have the same version on both sides.
 
     Returns how many keys were compared. Not all have to be equal: a key that the origin has at a newer version most
-    likely has a message on its way.
+    likely has a message on its way. If no key is quiet, as in a pipeline that has just begun, the others are compared,
+    and only have to be of the same scale: their rows change while they are read.
     """
-    marks = await _quiet_marks(pipeline)
-    versions = await _versions(pipeline, origin, list(marks))
-    compared = {key: (marks[key][1], version) for key, version in versions.items()}
+    quiet, recent = await _some_marks(pipeline)
+    compared = await _compared(pipeline, origin, quiet)
     different = {key: pair for key, pair in compared.items() if pair[0] != pair[1]}
+    which = "quiet keys have another version in the origin"
+    if not compared:
+        compared = await _compared(pipeline, origin, recent)
+        different = {key: pair for key, pair in compared.items() if not _is_same_scale(*pair)}
+        which = f"keys have versions in the origin that differ by more than a factor of {SCALE_MAX}"
     if len(different) > len(compared) * (1 - EQUAL_SHARE):
         examples = "; ".join(
             f"{key!r} is at {ledger} in the ledger and at {found} in the origin"
             for key, (ledger, found) in list(different.items())[:EXAMPLES]
         )
         raise AdminError(
-            f"{len(different)} of {len(compared)} quiet keys have another version in the origin, so its versions seem "
-            f"to have another unit, or live changes are far behind: {examples}; nothing was written; if this is meant, "
-            "start with --unchecked"
+            f"{len(different)} of {len(compared)} {which}, so its versions seem to have another unit, or live changes "
+            f"are far behind: {examples}; nothing was written; if this is meant, start with --unchecked"
         )
     return len(compared)
 
 
-async def _quiet_marks(pipeline: OpenPipeline) -> dict[str, Order]:
-    """Return the marks of some quiet keys with a row; raise `AdminError` if the pipeline has no versions."""
-    marks: dict[str, Order] = {}
+async def _compared(pipeline: OpenPipeline, origin: Origin, marks: dict[str, Order]) -> dict[str, tuple[int, int]]:
+    """Return the versions of keys in the ledger and in the origin; keys without a row to read are left out."""
+    versions = await _versions(pipeline, origin, list(marks))
+    return {key: (marks[key][1], version) for key, version in versions.items()}
+
+
+def _is_same_scale(one: int, other: int) -> bool:
+    """Whether two versions may have the same unit, such as seconds, or the numbers 1, 2, 3."""
+    least, most = sorted((max(abs(one), 1), max(abs(other), 1)))
+    return most <= least * SCALE_MAX
+
+
+async def _some_marks(pipeline: OpenPipeline) -> tuple[dict[str, Order], dict[str, Order]]:
+    """Return the marks of some keys with a row: of quiet ones, and of others.
+
+    Raises `AdminError` if the pipeline has no versions.
+    """
+    quiet, recent = dict[str, Order](), dict[str, Order]()
     before = await pipeline.admin.now() - QUIET_S
     async with aclosing(entries_of(pipeline.ledger)) as entries:
         async for key, entry in entries:
@@ -86,11 +107,15 @@ async def _quiet_marks(pipeline: OpenPipeline) -> dict[str, Order]:
                     f"the messages of pipeline {pipeline.name!r} have no version, and a row without one cannot be "
                     "compared with them; only versioned pipelines can be reindexed"
                 )
-            if mark is not None and not entry.deleted and entry.updated_at <= before:
-                marks[key] = mark
-            if len(marks) == SAMPLE_KEYS:
+            if mark is None or entry.deleted:
+                continue
+            if entry.updated_at <= before:
+                quiet[key] = mark
+            elif len(recent) < SAMPLE_KEYS:
+                recent[key] = mark
+            if len(quiet) == SAMPLE_KEYS:
                 break
-    return marks
+    return quiet, recent
 
 
 async def _versions(pipeline: OpenPipeline, origin: Origin, keys: list[str]) -> dict[str, int]:

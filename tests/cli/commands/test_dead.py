@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cli.admin_shop import Office
-from cli.command import SHOP
+from cli.command import SHOP, command, environment
+from cli.terminal import Terminal
 
 WHY = ("--why", "mended", "--who", "ada@desk")
 
@@ -61,6 +62,19 @@ def test_letters_are_listed_by_cause_and_time(office):
     assert office.keywise("dead", "list", "--limit", "2").out.endswith("\n2 of 3; see more with --limit\n")
     wrong = office.keywise("dead", "list", "--since", "yesterday")
     assert wrong.status == 2 and "--since: 'yesterday' is no time" in wrong.err
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_narrow_terminal_shows_every_column(office, columns):
+    """Without the number, nobody could show or replay a letter."""
+    long = "file:///somewhere/with/a/long/path/of/an/object.ndjson"
+    office.keywise("send", "mails", json.dumps({"id": long, "v": 1, "bad": True}))
+    office.work()
+    terminal = Terminal(command("dead", "list"), office.path, environment("shop:app"), columns=columns)
+    assert terminal.end() == 0
+    shown = terminal.text.split()
+    assert shown[:6] == ["number", "when", "pipeline", "key", "version", "cause"]
+    assert {"4", "mails"} <= set(shown)
 
 
 def test_the_newest_letter_that_fits_is_shown_without_a_number(office):

@@ -99,8 +99,8 @@ def test_status_names_the_store_and_the_order_of_events(uploads: Uploads):
     uploads.read(uploads.put("a", "1"))
     assert f"logs: objects of {store}; events have no version (once per object)" in uploads.act("status").out
     [figures] = uploads.act("status", "--json").json["pipelines"]
-    told = {"store": store, "scale": "unversioned", "promise": "once per object", "in_parts": 0, "largest": []}
-    assert figures["objects"] == told
+    order = {"scale": "unversioned", "promise": "once per object"}
+    assert figures["objects"] == {"store": store, **order, "in_parts": 0, "largest": [], "cause": ""}
 
 
 def test_a_long_uri_is_paused_and_shown_like_any_key(uploads: Uploads):
@@ -185,6 +185,23 @@ def test_an_empty_or_missing_folder_is_reported_and_nothing_announced(uploads: U
     expect(uploads.keywise("objects", "backfill", "logs"), 1, "is no folder; create or mount it")
     uploads.put("other", "1")
     assert uploads.work()["logs"]["applied"] == 0
+
+
+def test_without_its_folder_the_status_and_a_key_are_shown_all_the_same(uploads: Uploads):
+    """An operator looks just then."""
+    uri = uploads.put("a", "1")
+    uploads.read(uri)
+    (uploads.path / "in/a").unlink()
+    (uploads.path / "in").rmdir()
+    status = uploads.keywise("status")
+    assert status.status == 1
+    assert "logs: their store gives no answer: " in status.out
+    assert "is no folder; create or mount it" in status.out
+    assert "logs cannot be shown in full; see the cause above" in status.err
+    assert uploads.keywise("status", "--json").json["pipelines"][0]["keys"] == 1
+    why = uploads.keywise("why", uri)
+    assert why.status == 0, why
+    assert "gives no answer: " in why.out
 
 
 def test_nothing_is_announced_to_a_queue_in_memory(uploads: Uploads):

@@ -45,3 +45,29 @@ def test_keys_are_lines_as_editors_write_them(folder: Folder):
 
 def test_a_run_that_goes_on_has_not_ended(folder: Folder):
     assert folder.keywise("reindex", "start", "pages", "--json").json["ended_at"] is None
+
+
+def test_the_help_of_the_group_cuts_no_sentence(folder: Folder):
+    shown = " ".join(folder.keywise("reindex", "--help").out.split())
+    assert "Show how far the last run has come, what became of its rows, and why it waits." in shown
+    assert "..." not in shown.replace("[ARGS]...", "")
+
+
+@pytest.mark.parametrize("sample", ["0", "-1", "some"])
+def test_a_gate_without_a_sample_is_refused(folder: Folder, sample: str):
+    """It would say that the swap may begin, whatever the target holds."""
+    answer = folder.keywise("reindex", "verify", "pages", f"--sample={sample}")
+    assert (answer.status, answer.err) == (2, f"Error: --sample {sample}: write how many keys, at least 1, or all\n")
+
+
+def test_a_forced_write_that_the_new_target_does_not_get_is_said(folder: Folder):
+    assert folder.keywise("send", "pages", '{"id": "home", "v": 1}').status == 0
+    folder.work()
+    assert folder.keywise("force", "home").err == "", "there is one target"
+    assert folder.keywise("reindex", "start", "pages", "--into", "stored_{generation}").status == 0
+    forced = folder.keywise("force", "home")
+    assert (forced.status, "forced 'home' in pages" in forced.out) == (0, True)
+    assert ", beside the live target, does not get this write, because the version is not new" in forced.err
+    with closing(sqlite3.connect(folder.path / "cms.db")) as cms, cms:
+        cms.execute("update pages set v = 2 where id = 'home'")
+    assert folder.keywise("force", "home").err == "", "a pass sees the new version"

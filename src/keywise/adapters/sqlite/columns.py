@@ -50,7 +50,10 @@ def declared_types(connection: sqlite3.Connection, table: str, column: str) -> l
 
 def values_of(body: bytes, columns: Sequence[str]) -> list[object]:
     """Return the fields of a JSON object for columns: text and numbers as they are, others as JSON text."""
-    fields = _DECODE(body)
+    try:
+        fields = _DECODE(body)
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(f"columns= names fields of JSON objects, and this is none: {error}") from error
     return [_value(fields.get(name)) for name in columns]
 
 

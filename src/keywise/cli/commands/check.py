@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keywise.cli.app_loader import JsonOption
+from keywise.cli.group import CommandGroup
 from keywise.cli.output import fail, plain, print_line, print_result, progress
 
 if TYPE_CHECKING:
     from keywise.testing.conformance import Checked, Conformance, Playground
 
-app = typer.Typer(help="Check a source, ledger, sink, origin or serial backend.", no_args_is_help=True)
+app = typer.Typer(
+    cls=CommandGroup, help="Check a source, ledger, sink, origin or serial backend.", no_args_is_help=True
+)
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="As in an app, without the name of a queue or table.")]
 

@@ -10,6 +10,7 @@ import typer
 from keywise.cli.admin_options import AdminOptions, YesOption, audit_note, confirm
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, with_pipelines
 from keywise.cli.dead_letter_options import Filter, FoundLetter, by_number, newest, selected, summary
+from keywise.cli.group import CommandGroup
 from keywise.cli.options import grouped
 from keywise.cli.output import (
     count,
@@ -32,7 +33,7 @@ from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, record
 from keywise.operate.replay import Replayer
 
-app = typer.Typer(help="List, show, replay or drop dead letters.", no_args_is_help=True)
+app = typer.Typer(cls=CommandGroup, help="List, show, replay or drop dead letters.", no_args_is_help=True)
 
 Numbers = Annotated[list[int] | None, typer.Argument(metavar="NUMBER", help="As shown by keywise dead list.")]
 AllOption = Annotated[bool, typer.Option("--all", help="All letters, the oldest first.")]
@@ -86,7 +87,8 @@ def list_letters(
         print("no dead letters" if not total or not selection else f"none of {count(total, 'dead letter')} matches")
         return
     columns = ("number", "when", "pipeline", "key", "version", "cause")
-    print_table(columns, map(_row, found), numbers=("number", "version"), fold=("cause",))
+    fold, widths_min = ("when", "key", "cause"), {"when": len("2026-01-31")}
+    print_table(columns, map(_row, found), numbers=("number", "version"), fold=fold, widths_min=widths_min)
     if total > len(found):
         more = "; see more with --limit" if len(found) == limit else ""
         print(f"{len(found):,} of {total:,}{more}")
@@ -146,7 +148,7 @@ def _show(found: FoundLetter) -> None:
         ("cause", letter.cause),
         ("key", repr(letter.key) if letter.key else "not readable"),
         ("version", "-" if letter.version is None else str(letter.version)),
-        ("source", letter.source),
+        ("source", letter.source or "-"),
         *([("routing key", letter.routing_key)] if letter.routing_key else []),
         *(("header", f"{name}: {value}") for name, value in sorted((letter.headers or {}).items())),
     ]

@@ -1,12 +1,13 @@
 """`keywise force` and `keywise remove`: write or delete one key in the sink."""
 
+import sys
 from typing import Annotated, Any
 
 import typer
 
 from keywise.cli.admin_options import WAIT_DEFAULT, AdminOptions, WaitOption, perform, require_stored_queue
 from keywise.cli.options import grouped, require_valid_key
-from keywise.cli.output import print_result
+from keywise.cli.output import plain, print_result
 from keywise.core.change import VERSION_MIN, Change, is_unversioned
 from keywise.core.errors import AdminError
 from keywise.operate.admin import PipelineAdmin
@@ -34,14 +35,16 @@ def force(
       keywise force s3://uploads/2026/a.ndjson --app shop:app
     """
 
-    async def act(admin: PipelineAdmin) -> tuple[Change[Any], str]:
+    async def act(admin: PipelineAdmin) -> tuple[Change[Any], str, str]:
         has_objects = require_stored_queue(admin.pipeline)
         if older and has_objects:
             raise AdminError("an object is read as the store has it now; leave out --older")
         change = await admin.force(require_valid_key(key), older=older)
-        return change, await _next_step(admin, change, "reads it") if has_objects else ""
+        if has_objects:
+            return change, await _next_step(admin, change, "reads it"), ""
+        return change, "", await _beside(admin, change)
 
-    name, (change, next_step) = perform(options, act, wait)
+    name, (change, next_step, warning) = perform(options, act, wait)
     if next_step:
         text = f"announced {key!r} again in {name}, at {_order(change)}; {next_step}"
         print_result(_change_json(name, change), text, json=options.json)
@@ -49,6 +52,8 @@ def force(
     what = "its deletion, because refetch has no such key" if change.deleted else "what refetch returned"
     text = f"forced {key!r} in {name}: wrote {what}, at {_order(change)}"
     print_result(_change_json(name, change), text, json=options.json)
+    if warning:
+        print(plain(f"Warning: {warning}"), file=sys.stderr)
 
 
 @grouped
@@ -83,6 +88,22 @@ def remove(
         next_one = "without versions nothing is newer: run keywise reset, so that the next change wins"
     text = f"removed {key!r} from {name}, at {_order(change)}; {next_one}"
     print_result(_change_json(name, change), text, json=options.json)
+
+
+async def _beside(admin: PipelineAdmin, change: Change[Any]) -> str:
+    """Say that the target beside the live one does not get a write; empty if it does, or if there is no such target.
+
+    Passes compare versions, so they do not see that a row was written again at the version that both targets have.
+    """
+    controls = await admin.pipeline.control_store.controls()
+    run = controls.run
+    other = run.into if run is not None and run.is_active and run.is_beside else controls.spare
+    if not other or change.deleted or change.order[2] == 0:
+        return ""
+    return (
+        f"{other}, beside the live target, does not get this write, because the version is not new; if the row has "
+        "changed, write it upstream at a newer version, or build that target again before it goes live"
+    )
 
 
 async def _next_step(admin: PipelineAdmin, change: Change[Any], what: str) -> str:

@@ -18,6 +18,7 @@ from keywise.app import App
 from keywise.cli.admin_options import WhoOption, WhyOption, YesOption, audit_note, confirm
 from keywise.cli.app_loader import AppOption, JsonOption, load
 from keywise.cli.commands.pause import print_note
+from keywise.cli.group import CommandGroup
 from keywise.cli.options import grouped, suggestion
 from keywise.cli.output import count, duration, fail, plain, print_json, print_table, progress, refuse
 from keywise.core.admin import LedgerCounts
@@ -28,7 +29,9 @@ from keywise.core.url import Address, redacted
 from keywise.operate.admin import AuditNote
 from keywise.operate.copy_ledger import Checksums, LedgerCopy, LedgerHandle, Plan, TargetState, check_at_rest
 
-app = typer.Typer(help="List what a ledger holds, or copy it to another server.", no_args_is_help=True)
+app = typer.Typer(
+    cls=CommandGroup, help="List what a ledger holds, or copy it to another server.", no_args_is_help=True
+)
 
 NUMBERS = LedgerCounts.__struct_fields__
 

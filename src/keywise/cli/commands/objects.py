@@ -14,13 +14,14 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from keywise.cli.admin_options import AdminOptions, WhoOption, WhyOption, perform, require_stored_queue
 from keywise.cli.app_loader import AppOption, JsonOption
+from keywise.cli.group import CommandGroup
 from keywise.cli.options import grouped, require_storable
 from keywise.cli.output import count, plain, print_result, progress
 from keywise.core.errors import AdminError, KeywiseError
 from keywise.ingest.backfill import Backfill, BackfillReport
 from keywise.operate.admin import PipelineAdmin
 
-app = typer.Typer(help="Compare an object store with the ledger.", no_args_is_help=True)
+app = typer.Typer(cls=CommandGroup, help="Compare an object store with the ledger.", no_args_is_help=True)
 
 LINE_S = 5.0
 """How often a line says how far a backfill is, if there is no terminal for a bar."""

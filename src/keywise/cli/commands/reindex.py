@@ -11,6 +11,7 @@ import typer
 
 from keywise.cli.admin_options import AdminOptions, WhoOption, WhyOption, YesOption, audit_note, confirm, perform
 from keywise.cli.app_loader import AppOption, JsonOption
+from keywise.cli.group import CommandGroup
 from keywise.cli.options import grouped, require_storable
 from keywise.cli.output import count, fail, plain, print_facts, print_json, progress, refuse
 from keywise.cli.run_text import bar_columns, next_step, outcomes, run_facts, showing_run
@@ -24,7 +25,9 @@ from keywise.reindex.report import RunReport, report_run
 from keywise.reindex.run_watch import RunWatch
 from keywise.reindex.shards import READ
 
-app = typer.Typer(help="Read every row of the origin again while live changes flow.", no_args_is_help=True)
+app = typer.Typer(
+    cls=CommandGroup, help="Read every row of the origin again while live changes flow.", no_args_is_help=True
+)
 
 MOMENTS = ("started_at", "ended_at")
 PipelineArgument = Annotated[str, typer.Argument(metavar="PIPELINE")]

@@ -348,8 +348,8 @@ def _holds(line: GateLine) -> str:
 def _sample_keys(text: str) -> int:
     if text == "all":
         return ALL_KEYS
-    if not text.isdecimal():
-        refuse(f"--sample {text}: write how many keys, or all")
+    if not text.isdecimal() or not int(text):
+        refuse(f"--sample {text}: write how many keys, at least 1, or all")
     return int(text)
 
 

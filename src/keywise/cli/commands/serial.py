@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from keywise.cli.admin_options import WhoOption, WhyOption, audit_note
 from keywise.cli.app_loader import AppOption, JsonOption, load, warn_if_in_memory
 from keywise.cli.commands.pause import KeysOptions, named, print_note
+from keywise.cli.group import CommandGroup
 from keywise.cli.options import grouped, parse_duration, require_storable, require_valid_key, suggestion
 from keywise.cli.output import count, duration, fail, iso, plain, print_json, print_table, refuse, stamp
 from keywise.core.serial.contract import CountsLostSessions, Ending, KeyState, Mode, Record, Switch
@@ -21,7 +22,7 @@ from keywise.serial.modes import LOOK_S
 
 T = TypeVar("T")
 
-app = typer.Typer(help="Show and cancel serial requests, and switch keys.", no_args_is_help=True)
+app = typer.Typer(cls=CommandGroup, help="Show and cancel serial requests, and switch keys.", no_args_is_help=True)
 
 FunctionOption = Annotated[
     str | None, typer.Option("--function", metavar="NAME", help="The serial function, if the app has more than one.")

@@ -52,6 +52,12 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     spare: str = ""
     """The target that was live before, and can be again."""
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether a queue or the store of the objects could not be reached."""
+        is_store_away = self.objects is not None and bool(self.objects.cause)
+        return is_store_away or any(source.cause for source in self.figures.sources)
+
 
 def status(
     app: AppOption = None,
@@ -65,8 +71,9 @@ def status(
     These are its grade, the numbers of messages, keys, tombstones, live claims, suspects and dead letters,
     what is paused, its era, how far a reindex has come, and alarms of the last hour with what to do about them.
     Of a pipeline of objects: its store, what orders the versions, and the objects that workers read in parts now.
-    If a queue cannot be used, shows why, and what the ledger knows. If the ledger cannot be used, shows why, and
-    the journals of the workers on this machine. Shows the other pipelines in both cases, and exits with status 1.
+    If a queue or the store of the objects cannot be used, shows why, and what the ledger knows. If the ledger cannot
+    be used, shows why, and the journals of the workers on this machine. Shows the other pipelines in both cases, and
+    exits with status 1.
 
     \b
     Example:
@@ -79,7 +86,7 @@ def status(
 
     def look() -> None:
         found, unreached = _look(loaded, names, json)
-        partial = [one.figures.pipeline for one in found if any(source.cause for source in one.figures.sources)]
+        partial = [one.figures.pipeline for one in found if one.is_partial]
         if partial and not watch:
             print_error(f"{', '.join(partial)} cannot be shown in full; see the cause above")
         if unreached and not watch:
@@ -196,6 +203,8 @@ def _object_notes(objects: ObjectFigures | None) -> Iterator[str]:
         by = "have no version" if objects.scale == VersionScale.UNVERSIONED else f"are ordered by {objects.scale}"
         order = f"events {by} ({objects.promise})"
     yield f"objects of {objects.store}; {order}"
+    if objects.cause:
+        yield f"their store gives no answer: {objects.cause}"
     if objects.in_parts:
         yield f"in parts now: {count(objects.in_parts, 'object')}"
     for one in objects.largest:
