@@ -79,7 +79,7 @@ def _show(tallies: list[ObjectTally]) -> None:
 def _options() -> argparse.Namespace:
     parser, sizes = argparse.ArgumentParser(description=__doc__), ObjectSizes()
     parser.add_argument("--kills", type=int, default=100, help="of workers, at random moments")
-    parser.add_argument("--every", type=float, default=1.25, help="the mean number of seconds between two kills")
+    parser.add_argument("--every", type=float, default=0.8, help="the mean number of seconds between two kills")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=4, help="how many objects a worker reads at a time")
     parser.add_argument("--small", type=int, default=sizes.small, help="objects of 10 records")

@@ -49,7 +49,7 @@ def test_a_run_that_goes_on_has_not_ended(folder: Folder):
 
 def test_the_help_of_the_group_cuts_no_sentence(folder: Folder):
     shown = " ".join(folder.keywise("reindex", "--help").out.split())
-    assert "Show how far the last run has come, what became of its rows, and why it waits." in shown
+    assert "Show how far the last run has come, how its rows ended, and why it waits." in shown
     assert "..." not in shown.replace("[ARGS]...", "")
 
 
