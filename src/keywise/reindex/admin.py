@@ -123,10 +123,12 @@ class ReindexAdmin:
         return await self._change("paused", lambda run: replace(run, is_paused=True))
 
     async def resume(self, delete_max: int | None = None) -> ReindexRun:
-        """Go on with a paused run, or consent to the deletion of up to `delete_max` gone keys.
+        """Go on with a paused run, or consent to the deletion of up to `delete_max` gone keys, besides those deleted.
+
         Raises `AdminError` if the run would wait again at once, because `delete_max` is too low.
         """
         report = await report_run(self.pipeline, self._shards)
+        deleted = 0 if report is None else report.deleted
         if report is not None and report.gone and (not report.run.is_paused or delete_max is not None):
             allowed = 0 if delete_max is None else delete_max
             if allowed < report.gone:
@@ -136,7 +138,7 @@ class ReindexAdmin:
                 )
 
         def resumed(run: ReindexRun) -> ReindexRun:
-            limit = delete_max if delete_max is not None else run.delete_max
+            limit = run.delete_max if delete_max is None else delete_max + deleted
             return replace(run, is_paused=False, delete_max=limit)
 
         return await self._change("resumed", resumed)

@@ -32,23 +32,27 @@ class CatchUp:
         other: OpenPipeline,
         origin: Origin,
         writers: tuple[TargetWriter, TargetWriter],
-        keep_claim: Callable[[], Awaitable[None]],
+        keep: Callable[[int], Awaitable[None]],
     ) -> None:
         self._live, self._other = live, other
         self._origin = origin
         self._to_live, self._to_other = writers
-        self._keep_claim = keep_claim
-        """Called before each batch of writes; it raises an error if another worker has taken over."""
+        self._keep = keep
+        """Called before each batch of writes, with the number of gone keys that the run has deleted when they are done.
+        It raises an error if another worker has taken over."""
         self._missing: dict[str, tuple[Order | None, Order | None, float]] = {}
         """Keys that the origin did not have, with the marks of the live and the other target, and since when."""
         self._lagging: dict[str, float] = {}
         """Keys that lag, and since when."""
         self._passes = 0
 
-    async def run(self, delete_max: int | None, *, is_last: bool = False) -> CatchUpProgress:
-        """Do one pass. The last one, behind the barrier, deletes only keys that are deleted in the live target."""
+    async def run(self, delete_max: int | None, deleted: int = 0, *, is_last: bool = False) -> CatchUpProgress:
+        """Do one pass. The last one, behind the barrier, deletes only keys that are deleted in the live target.
+
+        `deleted` is how many gone keys the run has deleted before, because its limit is for all passes together.
+        """
         started = self._live.clock()
-        this = _Pass(is_last=is_last)
+        this = _Pass(is_last=is_last, deleted=deleted)
         comparison = Comparison(self._live.ledger, self._other.ledger, await self._live.admin.now())
         some: list[KeyGap] = []
         async with aclosing(comparison.gaps()) as gaps:
@@ -59,7 +63,7 @@ class CatchUp:
                     some = []
         if some:
             await self._close(some, this)
-        this.gone_max = delete_limit(delete_max, comparison.rows)
+        this.gone_max = delete_limit(delete_max, comparison.rows + deleted) - deleted
         await self._delete_gone(this)
         self._missing = {key: seen for key, seen in self._missing.items() if key in this.lagging}
         self._lagging = {key: self._lagging.get(key, started) for key in this.lagging}
@@ -67,7 +71,7 @@ class CatchUp:
         self._passes += 1
         stuck_since = started - self._live.settings.horizon_s
         stuck = [key for key, since in self._lagging.items() if since <= stuck_since]
-        gone = [gap.key for gap in this.gone] if len(this.gone) > this.gone_max else []
+        gone = [gap.key for gap in this.gone] if this.is_held else []
         return CatchUpProgress(
             passes=self._passes,
             keys=comparison.rows,
@@ -77,6 +81,7 @@ class CatchUp:
             stuck_keys=tuple(stuck[:NAMED_MAX]),
             gone=len(gone),
             gone_keys=tuple(gone[:NAMED_MAX]),
+            deleted=this.deleted,
             unwritten=len(this.failed),
             failed=dict(list(this.failed.items())[:NAMED_MAX]),
             restless=tuple(comparison.restless),
@@ -85,7 +90,7 @@ class CatchUp:
 
     async def _close(self, gaps: Sequence[KeyGap], this: "_Pass") -> None:
         """Write the tombstones and rows that close these gaps; note the keys for which there is nothing to write."""
-        await self._keep_claim()
+        await self._keep(this.deleted)
         this.behind += len(gaps)
         tombstones = [_tombstone(gap) for gap in gaps if gap.gap is Gap.TOMBSTONE]
         to_live, to_other = list[Change[Any]](), [change for change in tombstones if change is not None]
@@ -142,18 +147,19 @@ class CatchUp:
 
     async def _delete_gone(self, this: "_Pass") -> None:
         """Delete the keys that are gone from both targets, just above both marks, unless they are too many."""
-        if len(this.gone) > this.gone_max:
+        if this.is_held:
             this.lagging.update(gap.key for gap in this.gone)
             return
         for start in range(0, len(this.gone), FETCH_KEYS):
             some = this.gone[start : start + FETCH_KEYS]
-            await self._keep_claim()
+            await self._keep(this.deleted + len(some))
             marks = [max(mark for mark in (gap.live.mark, gap.other.mark) if mark is not None) for gap in some]
             for writer in (self._to_live, self._to_other):
                 deletions = [
                     Change[Any](gap.key, above(mark), deleted=True) for gap, mark in zip(some, marks, strict=True)
                 ]
                 this.failed |= await writer.write(deletions, despite_pause=writer is self._to_other)
+            this.deleted += sum(gap.key not in this.failed for gap in some)
 
     async def _end_expired(self, comparison: Comparison, *, is_last: bool) -> None:
         """End expired claims: in the other target after each pass, in the live one only behind the barrier.
@@ -172,11 +178,19 @@ class _Pass(msgspec.Struct):
     """What one pass has found so far."""
 
     is_last: bool
+    deleted: int
+    """How many gone keys the run has deleted, in this pass and before."""
     behind: int = 0
     lagging: set[str] = set()
     gone: list[KeyGap] = []
     gone_max: int = 0
+    """How many keys this pass may delete."""
     failed: dict[str, str] = {}
+
+    @property
+    def is_held(self) -> bool:
+        """Whether more keys are gone than the pass may delete, so that it deletes none."""
+        return len(self.gone) > max(0, self.gone_max)
 
 
 def _tombstone(gap: KeyGap) -> Change[Any] | None:

@@ -65,6 +65,8 @@ class RunReport(msgspec.Struct, frozen=True):
     """How long the run has taken so far."""
     gone: int = 0
     """How many keys the run wants to delete, if it needs the operator's consent."""
+    deleted: int = 0
+    """How many gone keys it has deleted so far."""
     postponed: int = 0
     """How many rows are left to the sweep."""
     swept: Mapping[str, int] = {}
@@ -157,7 +159,8 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
         counts=dict(+counts),
         rows_expected=rows_expected(progresses),
         seconds=max(0.0, ended_at - run.started_at),
-        gone=_needing_consent(run, catch_up.gone if run.is_beside else sweep.gone),
+        gone=_needing_consent(run, catch_up if run.is_beside else sweep),
+        deleted=catch_up.deleted if run.is_beside else sweep.deleted,
         # A worker that was stopped may postpone rows of its last page when another one has read them, and the sweep
         # has ended: nothing is left to do for them.
         postponed=0 if is_swept else postponed,
@@ -187,10 +190,10 @@ def _is_held(entry: Entry, now: float) -> bool:
     return entry.token != 0 and now < entry.lease_until
 
 
-def _needing_consent(run: ReindexRun, gone: int) -> int:
+def _needing_consent(run: ReindexRun, progress: SweepProgress | CatchUpProgress) -> int:
     """Return how many keys are gone if the operator has to consent to their deletion; else 0."""
-    is_allowed = run.delete_max is not None and gone <= run.delete_max
-    return gone if run.is_active and not is_allowed else 0
+    is_allowed = run.delete_max is not None and progress.deleted + progress.gone <= run.delete_max
+    return progress.gone if run.is_active and not is_allowed else 0
 
 
 def _sweep_of(entry: Entry, run: ReindexRun) -> SweepProgress:
@@ -204,7 +207,8 @@ def _sweep_of(entry: Entry, run: ReindexRun) -> SweepProgress:
 def _catch_up_of(entry: Entry, run: ReindexRun) -> CatchUpProgress:
     if entry.position is None or entry.advanced != order_at(run.generation):
         return CatchUpProgress()
-    return msgspec.json.decode(entry.position.note, type=CatchUpProgress)
+    progress = msgspec.json.decode(entry.position.note, type=CatchUpProgress)
+    return progress if progress.run_started_at == run.started_at else CatchUpProgress()
 
 
 def _shard_report(name: str, rows: int, entry: Entry, now: float, pace: Pace | None = None) -> ShardReport:

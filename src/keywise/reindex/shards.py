@@ -105,6 +105,8 @@ class SweepProgress(msgspec.Struct, frozen=True):
     counts: Mapping[str, int] = {}
     gone: int = 0
     """How many keys seem to be gone, if they are too many to be deleted without the operator's consent."""
+    deleted: int = 0
+    """How many gone keys the run has deleted so far."""
 
     @property
     def position(self) -> Position:
@@ -139,6 +141,10 @@ class CatchUpProgress(msgspec.Struct, frozen=True):
     """How many keys are gone from the origin, if they are too many to be deleted without the operator's consent."""
     gone_keys: tuple[str, ...] = ()
     """Some of the gone keys."""
+    deleted: int = 0
+    """How many gone keys the run has deleted so far."""
+    run_started_at: float = 0.0
+    """Of which run this is the progress: a rollback has the generation of the run before it."""
     unwritten: int = 0
     """How many keys could not be written."""
     failed: Mapping[str, str] = {}
