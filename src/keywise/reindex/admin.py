@@ -26,6 +26,9 @@ from keywise.reindex.targets import (
 )
 from keywise.reindex.version_check import check_rows, check_versions
 
+GENERATION_MAX = 2_000_000_000
+"""Postgres keeps a generation in 32 bits, and removals by operators add to it."""
+
 
 class ReindexAdmin:
     """The operator's acts on the runs of one pipeline."""
@@ -279,7 +282,10 @@ class ReindexAdmin:
 
 
 async def next_generation(pipeline: OpenPipeline, plan: RunPlan) -> int:
-    """Return the generation of a new run; raise `AdminError` if the plan names one that its pipeline has reached."""
+    """Return the generation of a new run; raise `AdminError` if the plan names one that its pipeline has reached.
+
+    It has a limit, because no ledger could store the marks of a higher one, and its workers would stop.
+    """
     highest = await pipeline.control_store.highest_generation()
     known = max(highest, (await pipeline.control_store.controls()).generation)
     generation = plan.generation if plan.generation is not None else known + 1
@@ -288,6 +294,8 @@ async def next_generation(pipeline: OpenPipeline, plan: RunPlan) -> int:
             f"generation {generation} is not above {known}, which this pipeline has reached; leave out --to, or name a "
             "higher one"
         )
+    if generation > GENERATION_MAX:
+        raise AdminError(f"generation {generation} is above the highest one, {GENERATION_MAX}; leave out --to")
     return generation
 
 
