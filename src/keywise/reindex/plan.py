@@ -11,6 +11,8 @@ from keywise.reindex.shards import ShardProgress
 SHARD_ROWS = 10_000
 """About how many rows a shard has, if the operator does not say."""
 SHARDS_MAX = 100_000
+SIZE_MAX = 2**40
+"""An origin is asked for shards of at most so many rows: a store may keep numbers in 64 bits."""
 NAME_MAX_BYTES = 512
 """The longest name of a shard: the ledger keeps it in the position of the shard, with its bounds and the cursor."""
 
@@ -57,9 +59,9 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
             return [ShardProgress(Shard(f"keys {n}"), keys=some) for n, some in enumerate(_chunks(keys))]
         if self.where:
             assert isinstance(origin, SearchableOrigin), "the origin of an app refuses what it cannot do"
-            shards = await origin.shards_where(self.where, self.shard_rows)
+            shards = await origin.shards_where(self.where, min(self.shard_rows, SIZE_MAX))
         else:
-            shards = await origin.shards(max(self.shard_rows, self.limit or 0))
+            shards = await origin.shards(min(max(self.shard_rows, self.limit or 0), SIZE_MAX))
         _check_shards(shards)
         if self.limit is not None:
             return [ShardProgress(shard, rows_max=self.limit) for shard in shards[:1]]
