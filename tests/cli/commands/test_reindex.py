@@ -1,5 +1,6 @@
 """`keywise reindex` refuses options that would start another run than the one that was meant, and reads keys."""
 
+import signal
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -45,3 +46,23 @@ def test_keys_are_lines_as_editors_write_them(folder: Folder):
 
 def test_a_run_that_goes_on_has_not_ended(folder: Folder):
     assert folder.keywise("reindex", "start", "pages", "--json").json["ended_at"] is None
+
+
+def test_a_swap_lets_changes_wait_no_longer_than_its_own_request_says(folder: Folder):
+    folder.keywise("reindex", "start", "pages", "--into", "stored_{generation}")
+    with folder.start("run") as worker:
+        while not folder.keywise("reindex", "status", "pages", "--json").json["catch_up"]["passes"]:
+            assert worker.poll() is None, worker.communicate()
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate()
+    waits = []
+    for option in (["--pause-max", "20s"], []):
+        folder.keywise("reindex", "swap", "pages", "--yes", "--no-wait", *option)
+        waits.append(folder.keywise("reindex", "status", "pages", "--json").json["run"]["pause_max_s"])
+    assert waits == [20, 5]
+
+
+def test_a_swap_for_which_nothing_may_wait_is_refused(folder: Folder):
+    answer = folder.keywise("reindex", "swap", "pages", "--yes", "--pause-max", "0s")
+    assert (answer.status, answer.out) == (2, "")
+    assert "--pause-max 0s allows no swap" in answer.err
