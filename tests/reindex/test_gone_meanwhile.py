@@ -22,7 +22,8 @@ def catalogue(request, tmp_path):
         url = f"sqlite:///{tmp_path / 'pages.db'}"
     else:
         url = shared.postgres().create_database(f"gone_{os.getpid()}_{next(_numbers)}")
-    return Catalogue(url, f"{url}?table=pages", ROWS)
+    # A worker that loses its claim on a busy machine, among deletions, counts them although it has not done them.
+    return Catalogue(url, f"{url}?table=pages", ROWS, lease="30s")
 
 
 async def lose(catalogue: Catalogue, *keys: str) -> None:

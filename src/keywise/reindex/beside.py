@@ -91,7 +91,7 @@ class BesideWork:
         target = self._run.into
         async with running_heartbeat(live) as of_live, running_heartbeat(other) as of_other:
             writers = TargetWriter(live, of_live), TargetWriter(other, of_other)
-            catch_up = CatchUp(live, other, self._origin, writers, lambda deleted: self._keep(claim, deleted))
+            catch_up = CatchUp(live, other, self._origin, writers, lambda deleted: self._keep_within(claim, deleted))
             swap = Swap(live, other, barrier, catch_up)
             if (move := await barrier.take_over(self._run.live, target)) is not None:
                 if move.is_called:
@@ -199,14 +199,21 @@ class BesideWork:
         deleted = before.deleted if before.run_started_at == self._run.started_at else 0
         return replace(self._progress, steps=steps, deleted=deleted)
 
-    async def _keep(self, claim: Claim, deleted: int | None = None) -> None:
-        """Store the progress; raise `OvertakenError` if another worker holds the claim by now.
+    async def _keep_within(self, claim: Claim, deleted: int) -> None:
+        """Store, in the middle of a pass, how many gone keys are deleted; raise as `_keep` does.
 
-        `deleted` is known before the deletions, because a worker that dies among them must not be forgotten.
+        It is stored before the deletions, so that those of a worker that dies among them count.
         """
-        if deleted is not None and deleted > self._progress.deleted:
+        if deleted > self._progress.deleted:
             self._progress = replace(self._progress, deleted=deleted, gone=0)  # Nothing is waited for any more.
+        await self._store(claim)
+
+    async def _keep(self, claim: Claim) -> None:
+        """Store the progress; raise `OvertakenError` if another worker holds the claim by now."""
         self._progress = replace(self._progress, steps=self._progress.steps + 1)
+        await self._store(claim)
+
+    async def _store(self, claim: Claim) -> None:
         if await self._shards.advance(claim, self._progress.position) is None:
             raise OvertakenError
 

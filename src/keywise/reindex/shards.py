@@ -101,7 +101,7 @@ class SweepProgress(msgspec.Struct, frozen=True):
     """How far a sweep has come. After a takeover it starts again at the beginning, which does no harm."""
 
     steps: int = 0
-    """The place of the position, which rises whenever the progress is stored."""
+    """The place of the position, which rises with each attempt that has come to its end."""
     counts: Mapping[str, int] = {}
     gone: int = 0
     """How many keys seem to be gone, if they are too many to be deleted without the operator's consent."""
@@ -121,7 +121,7 @@ class CatchUpProgress(msgspec.Struct, frozen=True):
     """What the last pass has found, and why the last try to swap has failed."""
 
     steps: int = 0
-    """The place of the position, which rises whenever the progress is stored."""
+    """The place of the position, which rises with each pass, and not within one: failed attempts are counted since."""
     passes: int = 0
     keys: int = 0
     """How many keys with a row the live target has."""

@@ -98,6 +98,8 @@ class Sweep:
                 if await self._shards.commit(claim, msgspec.json.encode(progress)):
                     await self._end()
             else:
+                self._steps += 1
+                await self._advance(claim)
                 await self._shards.release(claim)
         except UnavailableError:
             raise
@@ -135,9 +137,13 @@ class Sweep:
         await self._end_postponed(postponed)
         return True
 
-    async def _advance(self, claim: Claim, gone: int = 0) -> bool:
-        """Store the progress, with the number of gone keys if they need consent; return False if the claim is lost."""
-        self._steps += 1
+    async def _advance(self, claim: Claim) -> bool:
+        """Store the progress; return False if the claim is lost.
+
+        The place stays the same: an attempt that fails begins again at the beginning, so its pages are no progress, and
+        the ledger goes on counting the attempts.
+        """
+        gone = len(self._missing) if self.is_held else 0
         progress = SweepProgress(self._steps, dict(+self._counts), gone, self._deleted)
         return await self._shards.advance(claim, progress.position) is not None
 
@@ -206,7 +212,7 @@ class Sweep:
         if len(self._missing) <= limit:
             return True
         self.is_held = True
-        await self._advance(claim, gone=len(self._missing))
+        await self._advance(claim)
         self._pipeline.emit(
             events.SweepHeld(
                 pipeline=self._pipeline.name,

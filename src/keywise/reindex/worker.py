@@ -246,8 +246,11 @@ class ReindexWorker:
                     await self._rest(rest_s)
             await ledger.commit(held, msgspec.json.encode(progress))
         except UnavailableError as error:
+            # An origin that throttles goes on in a moment. One that is away is shown by the attempts that fail: nothing
+            # else tells a shard that is claimed again and again from one that moves.
+            failure = Failure(held, Certainty.CLEAN, 0.0, counts_attempt=not isinstance(error, ThrottledError))
             with suppress(UnavailableError):
-                await ledger.release(held)
+                await ledger.fail(failure)
             await self._pipeline.back_off(ORIGIN, error, 1)
         except Exception as error:
             # The origin runs user code, or its table has changed. The shard is tried again later, here or elsewhere.
