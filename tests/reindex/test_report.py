@@ -10,7 +10,7 @@ from keywise.cli.run_text import run_facts, waiting_texts
 from keywise.core import events
 from keywise.core.controls import RunState
 from keywise.core.errors import KeywiseError, ThrottledError, UnavailableError
-from keywise.core.origin import Shard
+from keywise.core.origin import Page, Shard
 from keywise.reindex import report as reports
 from keywise.reindex.admin import needs_origin
 from reindex.reindex_rig import Away, Catalogue, Works, report_of, row
@@ -118,6 +118,30 @@ def test_an_origin_that_is_away_is_shown_and_one_that_throttles_is_not(
             origin.before_scan = Away(0)
             end = await working.until_ended()
         assert (end.run.state, end.rows_read, end.stalled) == (RunState.COMPLETE, 40, ())
+
+    run(story(), limit_s=60)
+
+
+def test_an_origin_that_does_not_move_on_is_stalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It would be read for ever."""
+    origin, works = works_of(tmp_path)
+
+    async def scan(shard: Shard, after: str, limit: int) -> Page:
+        return Page([row("k000", 1)], "here", is_last=False)
+
+    async def story() -> None:
+        await works.start()
+        async with works.working() as working:
+            monkeypatch.setattr(origin, "scan", scan)
+
+            async def is_stalled() -> bool:
+                return bool((await report_of(working.pipeline)).stalled)
+
+            await working.until(is_stalled)
+            assert "with the cursor that it was given" in works.emitted(events.Failed)[0].cause
+            monkeypatch.undo()
+            end = await working.until_ended()
+        assert (end.run.state, end.stalled) == (RunState.COMPLETE, ())
 
     run(story(), limit_s=60)
 

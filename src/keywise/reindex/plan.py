@@ -68,10 +68,12 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         return [ShardProgress(shard) for shard in shards]
 
 
-def check_page(page: Page) -> None:
-    """Raise `OriginError` if a page breaks the contract of an origin."""
+def check_page(page: Page, after: str) -> None:
+    """Raise `OriginError` if a page, which was read after a cursor, breaks the contract of an origin."""
     if not page.is_last and not page.after:
         raise OriginError("the origin returned a page without a cursor that is not the last one of its shard")
+    if not page.is_last and page.after == after:
+        raise OriginError("the origin returned a page with the cursor that it was given, so the next one is the same")
     if len(page.after.encode()) > CURSOR_MAX_BYTES:
         raise OriginError(f"the cursor of the origin has more than {CURSOR_MAX_BYTES} bytes")
 

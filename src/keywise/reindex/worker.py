@@ -269,7 +269,7 @@ class ReindexWorker:
             raise
         self._pipeline.report_answer(ORIGIN)
         self._page_rows = min(PAGE_ROWS, self._page_rows + PAGE_ROWS_STEP)
-        check_page(page)
+        check_page(page, progress.after)
         return page
 
     async def _write_page(
