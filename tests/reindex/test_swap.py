@@ -273,3 +273,29 @@ def test_the_old_target_is_dropped_with_its_scope_and_then_there_is_no_way_back(
                     await admin.rollback()
 
     run(story())
+
+
+def test_a_swap_whose_name_is_called_to_move_meanwhile_is_not_cancelled(catalogue, monkeypatch):
+    """The operator would be told that the run is cancelled, and the swap would go forward all the same."""
+
+    async def story():
+        async with catalogue.working():
+            await catalogue.build("pages_{generation}")
+        async with catalogue.acting() as admin:
+            store, looks = admin.pipeline.control_store, itertools.count()
+            read = store.controls
+
+            async def controls():
+                found = await read()
+                if next(looks) == 0:
+                    called = replace(found, move=Move("pages_0", "pages_1", 1, is_called=True))
+                    assert await store.replace_controls(found, called)
+                return found
+
+            monkeypatch.setattr(store, "controls", controls)
+            with pytest.raises(AdminError, match="the swap to pages_1 can no longer be called off"):
+                await admin.cancel()
+            monkeypatch.undo()
+            return run_of(await store.controls()).state
+
+    assert run(story()) is RunState.CATCHING_UP

@@ -152,12 +152,10 @@ class ReindexAdmin:
         A target beside the live one stays in its store until `drop`. Raises `AdminError` if a swap can only go forward.
         """
         ended_at = await self.pipeline.admin.now()
-        move = (await self.pipeline.control_store.controls()).move
-        if move is not None and move.is_called:
-            raise AdminError(f"the swap to {move.after} can no longer be called off; it ends in a moment")
         return await self._change(
             "cancelled",
             lambda run: replace(run, state=RunState.CANCELLED, is_paused=False, swaps=False, ended_at=ended_at),
+            _check_not_called,
         )
 
     # Beside the live target.
@@ -261,13 +259,23 @@ class ReindexAdmin:
             raise AdminError(f"{run.into} has not all rows yet; see keywise reindex status {self.pipeline.name}")
         return run
 
-    async def _change(self, what: str, change: Callable[[ReindexRun], ReindexRun]) -> ReindexRun:
-        run, is_new = await self._replace(what, change)
+    async def _change(
+        self,
+        what: str,
+        change: Callable[[ReindexRun], ReindexRun],
+        check: Callable[[Controls], None] = lambda controls: None,
+    ) -> ReindexRun:
+        run, is_new = await self._replace(what, change, check)
         if is_new:
             await self._admin.record(f"reindex {what}", detail=f"generation {run.generation}")
         return run
 
-    async def _replace(self, what: str, change: Callable[[ReindexRun], ReindexRun]) -> tuple[ReindexRun, bool]:
+    async def _replace(
+        self,
+        what: str,
+        change: Callable[[ReindexRun], ReindexRun],
+        check: Callable[[Controls], None] = lambda controls: None,
+    ) -> tuple[ReindexRun, bool]:
         """Change the run that is going on; return it, and whether the change made a difference."""
         while True:
             run = (await self.pipeline.control_store.controls()).run
@@ -277,7 +285,7 @@ class ReindexAdmin:
                     f"start one with keywise reindex start {self.pipeline.name}"
                 )
             changed = change(run)
-            if await replace_run(self.pipeline, run, changed):
+            if await replace_run(self.pipeline, run, changed, check):
                 return changed, changed != run
 
 
@@ -297,6 +305,12 @@ async def next_generation(pipeline: OpenPipeline, plan: RunPlan) -> int:
     if generation > GENERATION_MAX:
         raise AdminError(f"generation {generation} is above the highest one, {GENERATION_MAX}; leave out --to")
     return generation
+
+
+def _check_not_called(controls: Controls) -> None:
+    move = controls.move
+    if move is not None and move.is_called:
+        raise AdminError(f"the swap to {move.after} can no longer be called off; it ends in a moment")
 
 
 def _with_limits(run: ReindexRun, accept_dead: int | None, pause_max_s: float | None) -> ReindexRun:

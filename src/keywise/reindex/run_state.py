@@ -1,10 +1,11 @@
 """Moves a run from one state to the next; of several workers and operators that try at once, one succeeds."""
 
+from collections.abc import Callable
 from functools import partial
 
 from msgspec.structs import replace
 
-from keywise.core.controls import ReindexRun, RunState
+from keywise.core.controls import Controls, ReindexRun, RunState
 from keywise.core.errors import AdminError
 from keywise.flow.pipeline import LEDGER, OpenPipeline
 
@@ -16,9 +17,15 @@ async def move_run(pipeline: OpenPipeline, run: ReindexRun, state: RunState) -> 
     return await replace_run(pipeline, run, replace(run, state=state, ended_at=ended_at))
 
 
-async def replace_run(pipeline: OpenPipeline, before: ReindexRun | None, after: ReindexRun | None) -> bool:
+async def replace_run(
+    pipeline: OpenPipeline,
+    before: ReindexRun | None,
+    after: ReindexRun | None,
+    check: Callable[[Controls], None] = lambda controls: None,
+) -> bool:
     """Store a run, or none, in place of `before`; return False if the stored run is another one by now.
 
+    `check` gets the controls that are replaced, and may raise an error instead.
     Raises `AdminError` if a new run would begin behind the barrier of an earlier one. Workers look after the barrier of
     the run that is stored, so no worker would lift it.
     """
@@ -31,6 +38,7 @@ async def replace_run(pipeline: OpenPipeline, before: ReindexRun | None, after: 
             return False
         if is_new and controls.move is not None:
             raise AdminError("a swap is being called off; try again in some seconds")
+        check(controls)
         reached = controls.generation if after is None else max(controls.generation, after.generation)
         changed = replace(controls, run=after, generation=reached)
         if await pipeline.retry_until_reachable(
