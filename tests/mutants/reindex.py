@@ -85,7 +85,7 @@ def _gone_at_once(self: CatchUp, gap: Any, state: Any) -> None:
 
 
 async def _never_asked_again(self: Sweep, claim: Any) -> bool:
-    return await self._hand_over([gone_delivery(key, mark, 0.0) for key, mark in self._missing.items()])
+    return not await self._hand_over([gone_delivery(key, mark, 0.0) for key, mark in self._missing.items()])
 
 
 def _repaired_as_gone(self: Repairer, key: str, entry: Entry) -> bool:

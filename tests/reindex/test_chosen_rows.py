@@ -80,6 +80,7 @@ def test_rows_that_match_are_written_and_all_others_are_left_alone(
         ("shelf = ", "syntax"),
         ("shelf = 1 then true end; delete from items; --", "cannot be used"),
         ("true) or (true", "cannot be used"),
+        ("true then true end or case when true", "cannot be used"),
         ("name = '" + "x" * 500 + "'", "at most 500 bytes"),
     ],
 )
@@ -92,6 +93,17 @@ def test_a_condition_that_the_table_does_not_understand_is_refused(
         with pytest.raises(OriginError, match=why):
             await works.start(where=condition)
         assert (await works.controls()).run is None
+
+    run(story(), limit_s=60)
+
+
+@on_each_table
+def test_a_limit_may_be_any_number(tmp_path: Path, table: Callable[[Path], str]):
+    works = Works(tmp_path, table(tmp_path))
+
+    async def story() -> None:
+        report = await works.runs(limit=10**20, shard_rows=10**20)
+        assert (report.run.state, report.rows_read) == (RunState.COMPLETE, len(ROWS))
 
     run(story(), limit_s=60)
 

@@ -134,6 +134,19 @@ def test_the_same_number_is_refused_if_other_rows_are_asked_for(tmp_path: Path):
     run(story())
 
 
+def test_a_generation_that_no_ledger_could_store_is_refused(tmp_path: Path):
+    """Otherwise every worker of the pipeline would end with its first row, and those of each later run too."""
+    _, works = works_of(tmp_path)
+
+    async def story() -> None:
+        with pytest.raises(AdminError, match="generation 2000000001 is above the highest one"):
+            await works.start(generation=2_000_000_001)
+        await works.start(generation=2_000_000_000)
+        assert (await works.work_until_ended()).run.state is RunState.COMPLETE
+
+    run(story())
+
+
 async def dry(works: Works, **plan: Any) -> DryRunReport:
     async with works.opened() as pipeline:
         return await DryRun(pipeline, RunPlan(**plan)).run()

@@ -1,6 +1,7 @@
 """How far a run has come: by stage and by shard, with the time that is left, and why it waits."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,8 @@ import pytest
 from keywise.cli.run_text import run_facts, waiting_texts
 from keywise.core import events
 from keywise.core.controls import RunState
-from keywise.core.errors import KeywiseError
-from keywise.core.origin import Shard
+from keywise.core.errors import KeywiseError, ThrottledError, UnavailableError
+from keywise.core.origin import Page, Shard
 from keywise.reindex import report as reports
 from keywise.reindex.admin import require_origin
 from reindex.reindex_rig import Away, Catalogue, Works, report_of, row
@@ -90,6 +91,83 @@ def test_a_shard_whose_attempts_fail_is_stalled_and_the_others_are_read(tmp_path
             origin.before_scan = Away(0)
             end = await working.until_ended()
         assert (end.run.state, end.rows_read, end.stalled) == (RunState.COMPLETE, 40, ())
+
+    run(story(), limit_s=60)
+
+
+@pytest.mark.parametrize(("error", "is_shown"), [(UnavailableError("away"), True), (ThrottledError("slower"), False)])
+def test_an_origin_that_is_away_is_shown_and_one_that_throttles_is_not(
+    tmp_path: Path, error: UnavailableError, is_shown: bool
+):
+    """A worker claims the shard at each attempt, so its entry changes all the time, though nothing is read."""
+    origin, works = works_of(tmp_path)
+
+    async def story() -> None:
+        await works.start()
+        async with works.working() as working:
+            origin.before_scan = away = Away(10**6, error)
+
+            async def has_tried() -> bool:
+                return away.left <= 10**6 - 6
+
+            await working.until(has_tried)
+            texts = waiting_texts("shop", await report_of(working.pipeline))
+            assert ["attempts failed in a row; see the log of the workers" in text for text in texts] == [
+                True
+            ] * is_shown
+            origin.before_scan = Away(0)
+            end = await working.until_ended()
+        assert (end.run.state, end.rows_read, end.stalled) == (RunState.COMPLETE, 40, ())
+
+    run(story(), limit_s=60)
+
+
+def test_an_origin_that_does_not_move_on_is_stalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It would be read for ever."""
+    origin, works = works_of(tmp_path)
+
+    async def scan(shard: Shard, after: str, limit: int) -> Page:
+        return Page([row("k000", 1)], "here", is_last=False)
+
+    async def story() -> None:
+        await works.start()
+        async with works.working() as working:
+            monkeypatch.setattr(origin, "scan", scan)
+
+            async def is_stalled() -> bool:
+                return bool((await report_of(working.pipeline)).stalled)
+
+            await working.until(is_stalled)
+            assert "with the cursor that it was given" in works.emitted(events.Failed)[0].cause
+            monkeypatch.undo()
+            end = await working.until_ended()
+        assert (end.run.state, end.stalled) == (RunState.COMPLETE, ())
+
+    run(story(), limit_s=60)
+
+
+def test_a_sweep_whose_attempts_fail_is_stalled(tmp_path: Path):
+    """Each attempt looks up a page of keys before it fails, and begins again at the first."""
+    origin, works = works_of(tmp_path)
+
+    async def before_fetch(keys: Sequence[str]) -> None:
+        if "new" in keys:
+            raise KeywiseError("the table has changed")
+
+    async def story() -> None:
+        await works.handles(*(row(f"a{number:03}", 1) for number in range(150)), row("new", 1))
+        await works.start(delete_max=151, is_checked=False)
+        async with works.working() as working:
+            origin.before_fetch = before_fetch
+
+            async def is_stalled() -> bool:
+                return [one.name for one in (await report_of(working.pipeline)).stalled] == ["sweep"]
+
+            await working.until(is_stalled)
+            assert len(waiting_texts("shop", await report_of(working.pipeline))) == 1
+            origin.before_fetch = Away(0)
+            end = await working.until_ended()
+        assert (end.run.state, end.swept["gone"], end.stalled) == (RunState.COMPLETE, 151, ())
 
     run(story(), limit_s=60)
 

@@ -27,7 +27,7 @@ QUICK_MUTANTS = {
     "a half-built target is adopted": 15,
     "a half-built table is adopted": 15,
     "a worker goes on with the old target": 15,
-    "a sweep believes gone once": 40,
+    "a sweep believes gone once": 100,
     "a cursor moves before its rows end": 15,
 }
 

@@ -34,6 +34,14 @@ class KeyRange(msgspec.Struct, frozen=True, array_like=True):
         """
         return f"case when {self.condition}\nthen true end"
 
+    @property
+    def checks(self) -> Sequence[str]:
+        """What has to follow `where` in a statement that the store understands, or the condition is not one by itself.
+
+        One that ends the `case` of the test and begins another stands alone in neither place.
+        """
+        return f"{self.test} limit 0", f"{self.condition}\nlimit 0"
+
 
 ReadRows: TypeAlias = Callable[[KeyRange, int], Awaitable[Sequence[tuple[str, bytes]]]]
 """Reads the first rows of a range, up to a limit: the key of each, and the row as the body of a message."""

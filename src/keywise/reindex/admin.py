@@ -26,6 +26,9 @@ from keywise.reindex.targets import (
 )
 from keywise.reindex.version_check import check_rows, check_versions
 
+GENERATION_MAX = 2_000_000_000
+"""Postgres keeps a generation in 32 bits, and removals by operators add to it."""
+
 
 class ReindexAdmin:
     """The operator's acts on the runs of one pipeline."""
@@ -129,11 +132,12 @@ class ReindexAdmin:
         return await self._change("paused", lambda run: replace(run, is_paused=True))
 
     async def resume(self, delete_max: int | None = None) -> ReindexRun:
-        """Go on with a paused run, or consent to the deletion of up to `delete_max` gone keys.
+        """Go on with a paused run, or consent to the deletion of up to `delete_max` more gone keys.
 
         Raises `AdminError` if the run would wait again at once, because `delete_max` is too low.
         """
         report = await report_run(self.pipeline, self._shards)
+        deleted = 0 if report is None else report.deleted
         if report is not None and report.gone and (not report.run.is_paused or delete_max is not None):
             allowed = 0 if delete_max is None else delete_max
             if allowed < report.gone:
@@ -143,7 +147,7 @@ class ReindexAdmin:
                 )
 
         def resumed(run: ReindexRun) -> ReindexRun:
-            limit = delete_max if delete_max is not None else run.delete_max
+            limit = run.delete_max if delete_max is None else delete_max + deleted
             return replace(run, is_paused=False, delete_max=limit)
 
         return await self._change("resumed", resumed)
@@ -281,7 +285,10 @@ class ReindexAdmin:
 
 
 async def next_generation(pipeline: OpenPipeline, plan: RunPlan) -> int:
-    """Return the generation of a new run; raise `AdminError` if the plan names one that its pipeline has reached."""
+    """Return the generation of a new run; raise `AdminError` if the plan names one that its pipeline has reached.
+
+    It has a limit, because no ledger could store the marks of a higher one, and its workers would stop.
+    """
     highest = await pipeline.control_store.highest_generation()
     known = max(highest, (await pipeline.control_store.controls()).generation)
     generation = plan.generation if plan.generation is not None else known + 1
@@ -290,6 +297,8 @@ async def next_generation(pipeline: OpenPipeline, plan: RunPlan) -> int:
             f"generation {generation} is not above {known}, which this pipeline has reached; leave out --to, or name a "
             "higher one"
         )
+    if generation > GENERATION_MAX:
+        raise AdminError(f"generation {generation} is above the highest one, {GENERATION_MAX}; leave out --to")
     return generation
 
 

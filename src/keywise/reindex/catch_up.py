@@ -32,23 +32,27 @@ class CatchUp:
         other: OpenPipeline,
         origin: Origin,
         writers: tuple[TargetWriter, TargetWriter],
-        keep_claim: Callable[[], Awaitable[None]],
+        keep: Callable[[int], Awaitable[None]],
     ) -> None:
         self._live, self._other = live, other
         self._origin = origin
         self._to_live, self._to_other = writers
-        self._keep_claim = keep_claim
-        """Called before each batch of writes; it raises an error if another worker has taken over."""
+        self._keep = keep
+        """Called before each batch of writes, with the number of gone keys that the run has deleted when they are done.
+        It raises an error if another worker has taken over."""
         self._missing: dict[str, tuple[Order | None, Order | None, float]] = {}
         """Keys that the origin did not have, with the marks of the live and the other target, and since when."""
         self._lagging: dict[str, float] = {}
         """Keys of which the origin had an older row than the live target, or none, and since when."""
         self._passes = 0
 
-    async def run(self, delete_max: int | None, *, is_last: bool = False) -> CatchUpProgress:
-        """Do one pass. The last one, behind the barrier, deletes only keys that are deleted in the live target."""
+    async def run(self, delete_max: int | None, deleted: int = 0, *, is_last: bool = False) -> CatchUpProgress:
+        """Do one pass. The last one, behind the barrier, deletes only keys that are deleted in the live target.
+
+        `deleted` is how many gone keys the run has deleted before, because its limit is for all passes together.
+        """
         started = self._live.clock()
-        state = _PassState(is_last=is_last)
+        state = _PassState(is_last=is_last, deleted=deleted)
         comparison = Comparison(self._live.ledger, self._other.ledger, await self._live.admin.now())
         some: list[KeyGap] = []
         async with aclosing(comparison.gaps()) as gaps:
@@ -59,7 +63,7 @@ class CatchUp:
                     some = []
         if some:
             await self._close_gaps(some, state)
-        state.gone_max = delete_limit(delete_max, comparison.rows)
+        state.gone_max = delete_limit(delete_max, comparison.rows + deleted) - deleted
         await self._delete_gone(state)
         self._missing = {key: seen for key, seen in self._missing.items() if key in state.lagging}
         self._lagging = {key: self._lagging.get(key, started) for key in state.lagging}
@@ -70,7 +74,7 @@ class CatchUp:
     def _progress(self, comparison: Comparison, state: "_PassState", started: float) -> CatchUpProgress:
         stuck_since = started - self._live.settings.horizon_s
         stuck = [key for key, since in self._lagging.items() if since <= stuck_since]
-        gone = [gap.key for gap in state.gone] if len(state.gone) > state.gone_max else []
+        gone = [gap.key for gap in state.gone] if state.needs_consent else []
         return CatchUpProgress(
             passes=self._passes,
             keys=comparison.rows,
@@ -80,6 +84,7 @@ class CatchUp:
             stuck_keys=tuple(stuck[:NAMED_MAX]),
             gone=len(gone),
             gone_keys=tuple(gone[:NAMED_MAX]),
+            deleted=state.deleted,
             unwritten=len(state.failed),
             failed=dict(list(state.failed.items())[:NAMED_MAX]),
             unresolved=tuple(comparison.unresolved),
@@ -88,7 +93,7 @@ class CatchUp:
 
     async def _close_gaps(self, gaps: Sequence[KeyGap], state: "_PassState") -> None:
         """Write the tombstones and rows that close these gaps; note the keys for which there is nothing to write."""
-        await self._keep_claim()
+        await self._keep(state.deleted)
         state.behind += len(gaps)
         tombstones = [_tombstone(gap) for gap in gaps if gap.kind is GapKind.TOMBSTONE]
         to_live, to_other = list[Change[Any]](), [change for change in tombstones if change is not None]
@@ -151,18 +156,19 @@ class CatchUp:
 
     async def _delete_gone(self, state: "_PassState") -> None:
         """Delete the keys that are gone from both targets, just above both marks, unless they are too many."""
-        if len(state.gone) > state.gone_max:
+        if state.needs_consent:
             state.lagging.update(gap.key for gap in state.gone)
             return
         for start in range(0, len(state.gone), FETCH_KEYS):
             some = state.gone[start : start + FETCH_KEYS]
-            await self._keep_claim()
+            await self._keep(state.deleted + len(some))
             marks = [max(mark for mark in (gap.live.mark, gap.other.mark) if mark is not None) for gap in some]
             for writer in (self._to_live, self._to_other):
                 deletions = [
                     Change[Any](gap.key, above(mark), deleted=True) for gap, mark in zip(some, marks, strict=True)
                 ]
                 state.failed |= await writer.write(deletions, despite_pause=writer is self._to_other)
+            state.deleted += sum(gap.key not in state.failed for gap in some)
 
     async def _end_expired(self, comparison: Comparison, *, is_last: bool) -> None:
         """End expired claims: in the other target after each pass, in the live one only behind the barrier.
@@ -181,11 +187,19 @@ class _PassState(msgspec.Struct):
     """What one pass has found so far."""
 
     is_last: bool
+    deleted: int
+    """How many gone keys the run has deleted, in this pass and before."""
     behind: int = 0
     lagging: set[str] = set()
     gone: list[KeyGap] = []
     gone_max: int = 0
+    """How many keys this pass may delete."""
     failed: dict[str, str] = {}
+
+    @property
+    def needs_consent(self) -> bool:
+        """Whether more keys are gone than the pass may delete, so that it deletes none."""
+        return len(self.gone) > max(0, self.gone_max)
 
 
 def _tombstone(gap: KeyGap) -> Change[Any] | None:

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
 
+import msgspec
 from msgspec.structs import replace
 
 from keywise.core import events
@@ -51,7 +52,7 @@ class CatchUpStage:
         self._origin = origin
         self._shards = shards
         self._run = run
-        self._progress = CatchUpProgress()
+        self._progress = CatchUpProgress(run_started_at=run.started_at)
         self._requested_at: float | None = None
         """When this worker first saw the request for a swap; None: no swap is requested."""
         self._tries = 0
@@ -67,7 +68,7 @@ class CatchUpStage:
             # If the run is no longer current, the swap is done. A rollback may have begun, in which the same scope
             # describes another target.
             if await self._is_current():
-                self._progress = CatchUpProgress(steps=claim.position.place if claim.position is not None else 0)
+                self._progress = self._kept(claim)
                 await self._work(claim, is_over)
             await self._shards.release(claim)
         except OvertakenError:
@@ -90,7 +91,7 @@ class CatchUpStage:
         target = self._run.into
         async with running_heartbeat(live) as of_live, running_heartbeat(other) as of_other:
             writers = TargetWriter(live, of_live), TargetWriter(other, of_other)
-            catch_up = CatchUp(live, other, self._origin, writers, lambda: self._keep(claim))
+            catch_up = CatchUp(live, other, self._origin, writers, lambda deleted: self._keep_within(claim, deleted))
             swap = Swap(live, other, barrier, catch_up)
             if (move := await barrier.take_over(self._run.live, target)) is not None:
                 if move.is_called:
@@ -109,10 +110,11 @@ class CatchUpStage:
     async def _catch_up_once(self, claim: Claim, catch_up: CatchUp, swap: Swap) -> bool:
         """Do a pass, and try to swap if the operator wants that; return whether the target is live now."""
         run, kept, began = await self._current_run(), self._progress, self._pipeline.clock()
-        found = await catch_up.run(run.delete_max)
+        found = await catch_up.run(run.delete_max, kept.deleted)
         self._progress = replace(
             found,
             steps=self._progress.steps,
+            run_started_at=kept.run_started_at,
             behind_before=kept.behind,
             interval_s=began - self._began if kept.passes else 0.0,
             # When the operator asks for a swap again, the causes of the last refusal are out of date.
@@ -189,9 +191,29 @@ class CatchUpStage:
             keys = await other.admin.suspects(SUSPECTS_AT_ONCE, other.settings.horizon_s)
             await repairer.run(keys)
 
+    def _kept(self, claim: Claim) -> CatchUpProgress:
+        """Return the progress that this worker begins with: what it must not forget of the workers before it."""
+        if claim.position is None:
+            return self._progress
+        steps, before = claim.position.place, msgspec.json.decode(claim.position.note, type=CatchUpProgress)
+        deleted = before.deleted if before.run_started_at == self._run.started_at else 0
+        return replace(self._progress, steps=steps, deleted=deleted)
+
+    async def _keep_within(self, claim: Claim, deleted: int) -> None:
+        """Store, in the middle of a pass, how many gone keys are deleted; raise as `_keep` does.
+
+        It is stored before the deletions, so that those of a worker that dies among them count.
+        """
+        if deleted > self._progress.deleted:
+            self._progress = replace(self._progress, deleted=deleted, gone=0)  # Nothing is waited for any more.
+        await self._store(claim)
+
     async def _keep(self, claim: Claim) -> None:
         """Store the progress; raise `OvertakenError` if another worker holds the claim by now."""
         self._progress = replace(self._progress, steps=self._progress.steps + 1)
+        await self._store(claim)
+
+    async def _store(self, claim: Claim) -> None:
         if await self._shards.advance(claim, self._progress.position) is None:
             raise OvertakenError
 

@@ -86,7 +86,7 @@ class DryRun:
             return
         while not progress.is_last:
             page = await self._origin.scan(progress.shard, progress.after, progress.rows_left(PAGE_ROWS))
-            check_page(page)
+            check_page(page, progress.after)
             yield page.rows
             progress = progress.past(page, {}, 0)
 

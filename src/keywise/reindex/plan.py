@@ -11,6 +11,8 @@ from keywise.reindex.shards import ShardProgress
 SHARD_ROWS = 10_000
 """About how many rows a shard has, if the operator does not say."""
 SHARDS_MAX = 100_000
+SIZE_MAX = 2**40
+"""An origin is asked for shards of at most so many rows: a store may keep numbers in 64 bits."""
 NAME_MAX_BYTES = 512
 """The longest name of a shard. The ledger keeps it in the position of the shard, with its bounds and the cursor."""
 
@@ -59,19 +61,21 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
             assert isinstance(origin, FilterableOrigin), (
                 "`LazyOrigin` has the method, and refuses for an origin without it"
             )
-            shards = await origin.shards_where(self.where, self.shard_rows)
+            shards = await origin.shards_where(self.where, min(self.shard_rows, SIZE_MAX))
         else:
-            shards = await origin.shards(max(self.shard_rows, self.limit or 0))
+            shards = await origin.shards(min(max(self.shard_rows, self.limit or 0), SIZE_MAX))
         _check_shards(shards)
         if self.limit is not None:
             return [ShardProgress(shard, rows_max=self.limit) for shard in shards[:1]]
         return [ShardProgress(shard) for shard in shards]
 
 
-def check_page(page: Page) -> None:
-    """Raise `OriginError` if a page breaks the contract of an origin."""
+def check_page(page: Page, after: str) -> None:
+    """Raise `OriginError` if a page, which was read after a cursor, breaks the contract of an origin."""
     if not page.is_last and not page.after:
         raise OriginError("the origin returned a page without a cursor that is not the last one of its shard")
+    if not page.is_last and page.after == after:
+        raise OriginError("the origin returned a page with the cursor that it was given, so the next one is the same")
     if len(page.after.encode()) > CURSOR_MAX_BYTES:
         raise OriginError(f"the cursor of the origin has more than {CURSOR_MAX_BYTES} bytes")
 

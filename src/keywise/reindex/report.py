@@ -65,6 +65,8 @@ class RunReport(msgspec.Struct, frozen=True):
     """How long the run has taken so far."""
     gone: int = 0
     """How many keys the run wants to delete, if it needs the operator's consent."""
+    deleted: int = 0
+    """How many gone keys it has deleted so far."""
     postponed: int = 0
     """How many rows are left to the sweep."""
     swept: Mapping[str, int] = {}
@@ -129,7 +131,8 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
         counts=dict(+found.counts),
         rows_expected=rows_expected(found.progresses),
         seconds=max(0.0, (run.ended_at or now) - run.started_at),
-        gone=_needing_consent(run, found.catch_up.gone if run.is_beside else found.sweep.gone),
+        gone=_needing_consent(run, found.last_stage),
+        deleted=found.last_stage.deleted,
         # A worker that was stopped may postpone rows of its last page after another worker has read that page again,
         # and the sweep has ended. Nothing is left to do for these rows.
         postponed=0 if found.is_swept else found.postponed,
@@ -179,6 +182,11 @@ class _RunEntries(msgspec.Struct):
             return []
         return [one for one in self.working if one.quiet_s >= STALLED_S or one.attempts >= FAILED_MIN]
 
+    @property
+    def last_stage(self) -> SweepProgress | CatchUpProgress:
+        """The stage that deletes gone keys."""
+        return self.catch_up if self.run.is_beside else self.sweep
+
     def add(self, key: str, entry: Entry) -> None:
         number, generation = shard_number(key), self.run.generation
         if key in (SWEEP, CATCH_UP) or number is not None:
@@ -215,10 +223,10 @@ def _is_held(entry: Entry, now: float) -> bool:
     return entry.token != 0 and now < entry.lease_until
 
 
-def _needing_consent(run: ReindexRun, gone: int) -> int:
+def _needing_consent(run: ReindexRun, progress: SweepProgress | CatchUpProgress) -> int:
     """Return how many keys are gone if the operator has to consent to their deletion; else 0."""
-    is_allowed = run.delete_max is not None and gone <= run.delete_max
-    return gone if run.is_active and not is_allowed else 0
+    is_allowed = run.delete_max is not None and progress.deleted + progress.gone <= run.delete_max
+    return progress.gone if run.is_active and not is_allowed else 0
 
 
 def _sweep_of(entry: Entry, run: ReindexRun) -> SweepProgress:
@@ -232,7 +240,8 @@ def _sweep_of(entry: Entry, run: ReindexRun) -> SweepProgress:
 def _catch_up_of(entry: Entry, run: ReindexRun) -> CatchUpProgress:
     if entry.position is None or entry.advanced != order_at(run.generation):
         return CatchUpProgress()
-    return msgspec.json.decode(entry.position.note, type=CatchUpProgress)
+    progress = msgspec.json.decode(entry.position.note, type=CatchUpProgress)
+    return progress if progress.run_started_at == run.started_at else CatchUpProgress()
 
 
 def _shard_report(name: str, rows: int, entry: Entry, now: float, pace: Pace | None = None) -> ShardReport:

@@ -101,10 +101,12 @@ class SweepProgress(msgspec.Struct, frozen=True):
     """How far a sweep has come. After a takeover it starts again at the beginning, which does no harm."""
 
     steps: int = 0
-    """The place of the position, which rises whenever the progress is stored."""
+    """The place of the position, which rises with each attempt that has come to its end."""
     counts: Mapping[str, int] = {}
     gone: int = 0
     """How many keys seem to be gone, if they are too many to be deleted without the operator's consent."""
+    deleted: int = 0
+    """How many gone keys the run has deleted so far."""
 
     @property
     def position(self) -> Position:
@@ -119,7 +121,7 @@ class CatchUpProgress(msgspec.Struct, frozen=True):
     """What the last pass has found, and why the last try to swap has failed."""
 
     steps: int = 0
-    """The place of the position, which rises whenever the progress is stored."""
+    """The place of the position, which rises with each pass, and not within one: failed attempts are counted since."""
     passes: int = 0
     keys: int = 0
     """How many keys with a row the live target has."""
@@ -139,6 +141,10 @@ class CatchUpProgress(msgspec.Struct, frozen=True):
     """How many keys are gone from the origin, if they are too many to be deleted without the operator's consent."""
     gone_keys: tuple[str, ...] = ()
     """Some of the gone keys."""
+    deleted: int = 0
+    """How many gone keys the run has deleted so far."""
+    run_started_at: float = 0.0
+    """Of which run this is the progress: a rollback has the generation of the run before it."""
     unwritten: int = 0
     """How many keys could not be written."""
     failed: Mapping[str, str] = {}

@@ -174,5 +174,5 @@ def _ended(controls: Controls, move: Move, ended_at: float) -> Controls:
         spare=move.before,
         spare_generation=controls.run.generation,
         target_epoch=controls.target_epoch + 1,
-        run=replace(controls.run, state=RunState.COMPLETE, swaps=False, ended_at=ended_at),
+        run=replace(controls.run, state=RunState.COMPLETE, is_paused=False, swaps=False, ended_at=ended_at),
     )

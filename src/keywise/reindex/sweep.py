@@ -23,7 +23,7 @@ from keywise.flow.pipeline import LEDGER, OpenPipeline
 from keywise.reindex.attempts import report_failure
 from keywise.reindex.report import report_run
 from keywise.reindex.row_governor import RowGovernor
-from keywise.reindex.rows import gone_delivery, row_deliveries
+from keywise.reindex.rows import GoneKey, gone_delivery, row_deliveries
 from keywise.reindex.run_state import move_run
 from keywise.reindex.shards import (
     FOUND,
@@ -71,6 +71,8 @@ class Sweep:
         self._keys = 0
         """How many keys with a row the ledger has."""
         self._steps = 0
+        self._deleted = 0
+        """How many gone keys the run has deleted so far: its limit is for all attempts together."""
         self._missing: dict[str, Order] = {}
         """Keys that the origin did not have at the first request, with their marks."""
         self.has_ended = False
@@ -86,13 +88,17 @@ class Sweep:
             if claim.mark is not None:
                 await self._end()
             return
-        self._steps = claim.position.place if claim.position is not None else 0
+        if claim.position is not None:
+            self._steps = claim.position.place
+            self._deleted = msgspec.json.decode(claim.position.note, type=SweepProgress).deleted
         try:
             if await self._sweep(claim):
-                progress = SweepProgress(self._steps, dict(+self._counts))
+                progress = SweepProgress(self._steps, dict(+self._counts), deleted=self._deleted)
                 if await self._shards.commit(claim, msgspec.json.encode(progress)):
                     await self._end()
             else:
+                self._steps += 1
+                await self._advance(claim)
                 await self._shards.release(claim)
         except UnavailableError:
             raise
@@ -130,10 +136,14 @@ class Sweep:
         await self._end_postponed(postponed)
         return True
 
-    async def _advance(self, claim: Claim, gone: int = 0) -> bool:
-        """Store the progress, with the number of gone keys if they need consent; return False if the claim is lost."""
-        self._steps += 1
-        progress = SweepProgress(self._steps, dict(+self._counts), gone)
+    async def _advance(self, claim: Claim) -> bool:
+        """Store the progress; return False if the claim is lost.
+
+        The place stays the same: an attempt that fails begins again at the beginning, so its pages are no progress, and
+        the ledger goes on counting the attempts.
+        """
+        gone = len(self._missing) if self.needs_consent else 0
+        progress = SweepProgress(self._steps, dict(+self._counts), gone, self._deleted)
         return await self._shards.advance(claim, progress.position) is not None
 
     async def _unwritten(self) -> AsyncGenerator[dict[str, Order | None], None]:
@@ -158,7 +168,7 @@ class Sweep:
         found = await self._fetch(list(keys))
         self._counts[FOUND] += len(found)
         self._missing |= {key: mark for key, mark in keys.items() if mark is not None and key not in found}
-        return await self._hand_over(row_deliveries(self._name("sweep"), found.values(), self._pipeline.wall()))
+        return not await self._hand_over(row_deliveries(self._name("sweep"), found.values(), self._pipeline.wall()))
 
     async def _fetch(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         found: dict[str, bytes] = {}
@@ -167,18 +177,19 @@ class Sweep:
             found |= await self._pipeline.retry_until_reachable(ORIGIN, lambda some=some: self._origin.fetch(some))  # type: ignore[misc]
         return found
 
-    async def _hand_over(self, deliveries: Sequence[Delivery]) -> bool:
-        """Hand rows to the pipeline, and wait for them; return whether all have ended, also as dead letters."""
+    async def _hand_over(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Hand rows to the pipeline, and wait for them; return those that have not ended. Dead letters have."""
         began = self._pipeline.clock()
         with self._governor.page():
             handover = self._queue.put(deliveries)
             try:
                 await handover.settle(SETTLE_S, SETTLE_S)
+                left = list(handover.waiting.values())
             finally:
                 self._queue.forget(handover)
         self._counts.update(handover.outcomes)
         await self._rest(self._governor.rest_s(self._pipeline.clock() - began))
-        return handover.ended.is_set()
+        return left
 
     async def _rest(self, seconds: float) -> None:
         until = self._pipeline.clock() + seconds
@@ -194,11 +205,11 @@ class Sweep:
 
     async def _may_delete(self, claim: Claim) -> bool:
         """Whether the keys that seem to be gone may be deleted; if not, note how many they are for the operator."""
-        limit = delete_limit(self._run.delete_max, self._keys)
+        limit = max(0, delete_limit(self._run.delete_max, self._keys + self._deleted) - self._deleted)
         if len(self._missing) <= limit:
             return True
         self.needs_consent = True
-        await self._advance(claim, gone=len(self._missing))
+        await self._advance(claim)
         self._pipeline.emit(
             events.SweepHeld(
                 pipeline=self._pipeline.name,
@@ -231,7 +242,12 @@ class Sweep:
         gone = {key: mark for key, mark in self._missing.items() if key not in found}
         self._counts[GONE] += len(gone)
         deletions = [gone_delivery(key, mark, self._pipeline.wall()) for key, mark in gone.items()]
-        return await self._hand_over([*rows, *deletions])
+        self._deleted += len(deletions)
+        if not await self._advance(claim):
+            return False
+        left = await self._hand_over([*rows, *deletions])
+        self._deleted -= sum(isinstance(one, GoneKey) for one in left)
+        return await self._advance(claim) and not left
 
     async def _end_postponed(self, keys: Iterable[str]) -> None:
         for key in keys:

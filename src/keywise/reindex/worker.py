@@ -247,8 +247,11 @@ class ReindexWorker:
                     await self._rest(rest_s)
             await ledger.commit(held, msgspec.json.encode(progress))
         except UnavailableError as error:
+            # An origin that throttles goes on in a moment. One that is away is shown by the attempts that fail: nothing
+            # else tells a shard that is claimed again and again from one that moves.
+            failure = Failure(held, Certainty.CLEAN, 0.0, counts_attempt=not isinstance(error, ThrottledError))
             with suppress(UnavailableError):
-                await ledger.release(held)
+                await ledger.fail(failure)
             await self._pipeline.back_off(ORIGIN, error, 1)
         except Exception as error:
             # The origin runs user code, or its table has changed. The shard is tried again later, here or elsewhere.
@@ -267,7 +270,7 @@ class ReindexWorker:
             raise
         self._pipeline.report_answer(ORIGIN)
         self._page_rows = min(PAGE_ROWS, self._page_rows + PAGE_ROWS_STEP)
-        check_page(page)
+        check_page(page, progress.after)
         return page
 
     async def _write_page(

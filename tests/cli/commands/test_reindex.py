@@ -1,5 +1,6 @@
 """`keywise reindex` refuses options that would start another run than the one that was meant, and reads keys."""
 
+import signal
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -71,3 +72,23 @@ def test_a_forced_write_that_the_new_target_does_not_get_is_said(folder: Folder)
     with closing(sqlite3.connect(folder.path / "cms.db")) as cms, cms:
         cms.execute("update pages set v = 2 where id = 'home'")
     assert folder.keywise("force", "home").err == "", "a pass sees the new version"
+
+
+def test_a_swap_lets_changes_wait_no_longer_than_its_own_request_says(folder: Folder):
+    folder.keywise("reindex", "start", "pages", "--into", "stored_{generation}")
+    with folder.start("run") as worker:
+        while not folder.keywise("reindex", "status", "pages", "--json").json["catch_up"]["passes"]:
+            assert worker.poll() is None, worker.communicate()
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate()
+    waits = []
+    for option in (["--pause-max", "20s"], []):
+        folder.keywise("reindex", "swap", "pages", "--yes", "--no-wait", *option)
+        waits.append(folder.keywise("reindex", "status", "pages", "--json").json["run"]["pause_max_s"])
+    assert waits == [20, 5]
+
+
+def test_a_swap_for_which_nothing_may_wait_is_refused(folder: Folder):
+    answer = folder.keywise("reindex", "swap", "pages", "--yes", "--pause-max", "0s")
+    assert (answer.status, answer.out) == (2, "")
+    assert "--pause-max 0s allows no swap" in answer.err

@@ -71,7 +71,8 @@ class PostgresOrigin:
     async def shards_where(self, condition: str, size: int) -> Sequence[Shard]:
         shards = with_condition(await self.shards(size), condition)
         try:
-            await self.database.read(f"{self._select} where {KeyRange(condition=condition).test} limit 0")
+            for check in KeyRange(condition=condition).checks:
+                await self.database.read(f"{self._select} where {check}")
         except DatabaseError as error:
             raise OriginError(f"the condition {condition!r} cannot be used: {error}") from error
         return shards

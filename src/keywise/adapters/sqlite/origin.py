@@ -64,7 +64,8 @@ class SqliteOrigin:
 
         def check() -> None:
             try:
-                self._reader.execute(f"{self._select} where {KeyRange(condition=condition).test} limit 0")
+                for one in KeyRange(condition=condition).checks:
+                    self._reader.execute(f"{self._select} where {one}")
             except (sqlite3.OperationalError, sqlite3.ProgrammingError, sqlite3.Warning) as error:
                 raise OriginError(f"the condition {condition!r} cannot be used: {error}") from error
 

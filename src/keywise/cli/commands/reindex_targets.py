@@ -353,5 +353,9 @@ def _sample_keys(text: str) -> int:
     return int(text)
 
 
-def _pause_s(text: str | None) -> float | None:
-    return None if text is None else parse_duration(text, "--pause-max")
+def _pause_s(text: str | None) -> float:
+    """Return for how long changes may wait: an earlier swap, which may have been allowed more, does not count."""
+    pause_s = PAUSE_MAX_S if text is None else parse_duration(text, "--pause-max")
+    if pause_s == 0:
+        refuse("--pause-max 0s allows no swap, because changes wait while the name moves; give them a second or more")
+    return pause_s
