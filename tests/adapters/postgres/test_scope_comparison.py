@@ -43,7 +43,7 @@ async def compared(live, other):
         async for gap in found:
             gaps.append(gap)
     ended = (sorted(comparison.expired_live), sorted(comparison.expired_other))
-    return sorted(gaps, key=lambda gap: gap.key), comparison.rows, ended, bool(comparison.restless)
+    return sorted(gaps, key=lambda gap: gap.key), comparison.rows, ended, bool(comparison.unresolved)
 
 
 class Scopes:
@@ -84,9 +84,9 @@ def test_the_server_finds_the_gaps_that_reading_both_scopes_finds():
 
     different, by_server, by_reading = run(story())
     assert by_server == by_reading
-    gaps, rows, (expired_live, expired_other), is_restless = by_server
+    gaps, rows, (expired_live, expired_other), is_unresolved = by_server
     assert 0 < len(gaps) <= different < 400
-    assert rows and expired_live and expired_other and is_restless
+    assert rows and expired_live and expired_other and is_unresolved
 
 
 def test_the_server_gives_up_where_too_much_differs():
