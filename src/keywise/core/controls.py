@@ -79,6 +79,11 @@ class ReindexRun(msgspec.Struct, frozen=True):
     """The notice was sent."""
 
     @property
+    def identity(self) -> tuple[int, str, float]:
+        """What tells this run from any other: a rollback has the generation of the run before it."""
+        return self.generation, self.into, self.started_at
+
+    @property
     def is_beside(self) -> bool:
         """Whether the run fills another target beside the live one."""
         return bool(self.into)

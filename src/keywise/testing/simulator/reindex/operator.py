@@ -152,6 +152,8 @@ class SimulatedOperator:
         if is_swapped:
             await self._until(self._is_active, lambda: self._start_last(OWN_TARGET))
             await self._until_ended("the last swap")
+        # It stands for the messages that were lost, so it must not read before the origin shows every row.
+        await asyncio.sleep(max(0.0, world.origin.visible_at - world.now()))
         await self._until(self._is_active, lambda: self._start_last(""))
         await self._until_ended("the last run in place")
         await self._until(lambda: not self._controls.pauses, self._resume_keys)

@@ -49,6 +49,11 @@ class SimulatedOrigin:
         before.append(RowVersion(self._versions, is_there, visible_at))
         return before[-1]
 
+    @property
+    def visible_at(self) -> float:
+        """From when on readers see every version that there is."""
+        return max((versions[-1].visible_at for versions in self.rows.values()), default=0.0)
+
     def latest(self, key: str) -> RowVersion | None:
         """Return the truth, whether readers see it or not."""
         versions = self.rows.get(key)
