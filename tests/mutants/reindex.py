@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from keywise.adapters.memory.sink import MemorySink
 from keywise.adapters.memory.targets import MemoryStore, MemoryTables, MemoryTarget
 from keywise.core import rules
-from keywise.core.controls import Controls, Move, ReindexRun
+from keywise.core.controls import Controls, ReindexRun
 from keywise.core.entry import Entry
 from keywise.core.origin import Page
 from keywise.core.sink import Grade
@@ -55,7 +55,7 @@ def _late_call_counts(self: MemoryStore, before: str, after: str, epoch: int) ->
         _move(self, before, after, epoch)
 
 
-async def _called_off(self: Swap, move: Move) -> None:
+async def _called_off(self: Swap, controls: Controls) -> None:
     await self._barrier.change_live(lambda controls: replace(controls, move=None))
 
 
@@ -76,8 +76,9 @@ def _calm_though_suspect(entry: Entry) -> KeyState:
     return replace(state_of(entry), is_resolved=entry.token == 0 and entry.unknown is None)
 
 
-async def _no_last_pass(self: Swap, run: ReindexRun, deadline: float) -> str:
-    return await self._wait_for_claims(deadline)
+async def _no_last_pass(self: Swap, run: ReindexRun) -> str:
+    await self._wait_for_claims()
+    return ""
 
 
 def _gone_at_once(self: CatchUp, gap: Any, state: Any) -> None:

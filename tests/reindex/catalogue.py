@@ -17,6 +17,7 @@ from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
 from keywise.reindex.admin import ReindexAdmin, require_origin
 from keywise.reindex.catch_up_stage import CatchUpStage
 from keywise.reindex.plan import RunPlan
+from keywise.reindex.report import report_run
 
 LOOK_S = 0.02
 SETTINGS = {"lease": "2s", "margin": "500ms", "horizon": "300ms", "repair": "100ms", "maintenance": "1s"}
@@ -33,6 +34,8 @@ class Rows:
         """No page has more rows."""
         self.before_page: Callable[[str], Awaitable[None]] = _nothing
         """Called with the cursor of a page, before it is read."""
+        self.before_fetch: Callable[[Sequence[str]], Awaitable[None]] = _nothing
+        """Called with the keys, before they are fetched."""
 
     def put(self, key: str, version: int, **fields: Any) -> dict[str, Any]:
         self.rows[key] = row(key, version, **fields)
@@ -48,10 +51,11 @@ class Rows:
         return Page([self.rows[key] for key in some], some[-1] if some else "end", len(some) == len(keys))
 
     async def fetch(self, keys: Sequence[str]) -> dict[str, Any]:
+        await self.before_fetch(keys)
         return {key: self.rows[key] for key in keys if key in self.rows}
 
 
-async def _nothing(after: str) -> None:
+async def _nothing(_: object) -> None:
     pass
 
 
@@ -119,6 +123,14 @@ class Catalogue:
         async with self.acting() as admin:
             await admin.swap(**options)
             return await self.until(admin.pipeline, lambda controls: not run_of(controls).swaps)
+
+    async def causes(self, admin: ReindexAdmin) -> Sequence[str]:
+        """Wait until it is stored why the last swap was refused or called off; return the causes."""
+        while True:
+            report = await report_run(admin.pipeline, admin._shards)
+            if report is not None and report.catch_up.refused:
+                return report.catch_up.refused
+            await self._look()
 
     async def roll_back(self) -> Controls:
         async with self.acting() as admin:

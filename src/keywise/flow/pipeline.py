@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 LEDGER = "ledger"
 """The name of the ledger in `Unavailable` events."""
+OVER_LOOK_S = 0.5
+"""How often a wait for a part that is away looks whether the work is over."""
 
 
 class ObjectWork(Protocol):
@@ -54,6 +56,10 @@ class ObjectWork(Protocol):
 
         Its order is above all that was written or begun, and below the next version.
         """
+
+
+def _never() -> bool:
+    return False
 
 
 def _no_notifier(url: str) -> Notifier:
@@ -173,10 +179,13 @@ class OpenPipeline:
         """Return the seconds from now until `due`, a reading of `clock`; None if it is never due."""
         return None if due is None or due == float("inf") else max(0.0, due - self.clock())
 
-    async def retry_until_reachable(self, what: str, act: Callable[[], Awaitable[T]]) -> T:
+    async def retry_until_reachable(
+        self, what: str, act: Callable[[], Awaitable[T]], is_over: Callable[[], bool] = _never
+    ) -> T:
         """Repeat a call, with backoff, until the source, ledger or sink can be reached.
 
-        Raises UnavailableError once the ledger is down and the pipeline writes without it.
+        Raises UnavailableError once the ledger is down and the pipeline writes without it, and if `is_over` is true
+        after a call has failed, or while the next one is waited for.
         """
         attempts = 0
         while True:
@@ -184,17 +193,22 @@ class OpenPipeline:
                 result = await act()
             except UnavailableError as error:
                 attempts += 1
-                await self.back_off(what, error, attempts)
-                if what == LEDGER and self.is_without_ledger:
+                await self.back_off(what, error, attempts, is_over)
+                if is_over() or (what == LEDGER and self.is_without_ledger):
                     raise
             else:
                 if what == LEDGER:
                     self.outage.answered()
                 return result
 
-    async def back_off(self, what: str, error: UnavailableError, attempts: int) -> None:
-        """Report that a source, ledger or sink cannot be reached, and wait."""
-        await asyncio.sleep(self.report_unavailable(what, error, attempts))
+    async def back_off(
+        self, what: str, error: UnavailableError, attempts: int, is_over: Callable[[], bool] = _never
+    ) -> None:
+        """Report that a source, ledger or sink cannot be reached, and wait, at most until `is_over` is true."""
+        ends_at = self.clock() + self.report_unavailable(what, error, attempts)
+        look_s = float("inf") if is_over is _never else OVER_LOOK_S
+        while (left_s := ends_at - self.clock()) > 0 and not is_over():  # noqa: ASYNC110 - it sets no event
+            await asyncio.sleep(min(look_s, left_s))
 
     def report_unavailable(self, what: str, error: UnavailableError, attempts: int) -> float:
         """Report that a source, ledger or sink cannot be reached; return the seconds to wait."""

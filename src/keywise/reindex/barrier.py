@@ -27,15 +27,18 @@ class Barrier:
         self._live, self._other = live, other
         self._token = token
 
-    async def take_over(self, before: str, after: str) -> Move | None:
+    async def take_over(self, before: str, after: str) -> Controls:
         """Set the barrier of the other target, where it stays, and take over a swap that another worker has begun.
 
-        Return the barrier of that swap; None if there was none.
+        Return the controls, with the barrier of that swap; without one, if there was no swap.
         """
         move = Move(before, after, self._token)
         await self._change(self._other, lambda controls: replace(controls, move=move))
-        controls = await self._change(self._live, self._with_token)
-        return controls.move
+        return await self.take_over_live()
+
+    async def take_over_live(self) -> Controls:
+        """Take over the barrier of the live target, if there is one; return the controls."""
+        return await self._change(self._live, self._with_token)
 
     async def set_live(self, before: str, after: str) -> Controls:
         """Set the barrier of the live target, and return the controls.
@@ -51,6 +54,10 @@ class Barrier:
     async def lift(self) -> None:
         """Lift the barrier of the live target: the swap is called off. Does nothing if the swap can only go forward."""
         await self.change_live(lambda controls: controls if _is_called(controls) else replace(controls, move=None))
+
+    async def check(self) -> None:
+        """Raise `OvertakenError` if another worker has taken over; else do nothing."""
+        await self._change(self._live, lambda controls: controls)
 
     async def change_live(self, change: Callable[[Controls], Controls]) -> Controls:
         """Change the controls of the live target in one step. `change` may be called again after a lost answer."""

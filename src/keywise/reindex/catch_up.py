@@ -33,6 +33,7 @@ class CatchUp:
         origin: Origin,
         writers: tuple[TargetWriter, TargetWriter],
         keep: Callable[[int], Awaitable[None]],
+        is_over: Callable[[], bool],
     ) -> None:
         self._live, self._other = live, other
         self._origin = origin
@@ -40,6 +41,8 @@ class CatchUp:
         self._keep = keep
         """Called before each batch of writes, with the number of gone keys that the run has deleted when they are done.
         It raises an error if another worker has taken over."""
+        self._is_over = is_over
+        """Whether a pass need no longer wait for an origin that is away."""
         self._missing: dict[str, tuple[Order | None, Order | None, float]] = {}
         """Keys that the origin did not have, with the marks of the live and the other target, and since when."""
         self._lagging: dict[str, float] = {}
@@ -100,7 +103,7 @@ class CatchUp:
         rows = {gap.key: gap for gap in gaps if gap.kind is GapKind.ROW}
         found: Mapping[str, bytes] = {}
         if rows:
-            found = await self._live.retry_until_reachable(ORIGIN, lambda: self._origin.fetch([*rows]))
+            found = await self._fetch([*rows], state)
         for key, gap in rows.items():
             if (change := self._row_of(gap, found.get(key), state)) is None:
                 continue
@@ -110,6 +113,12 @@ class CatchUp:
                 to_other.append(_at(change, order))
         state.failed |= await self._to_other.write(to_other, despite_pause=True)
         state.failed |= await self._to_live.write(to_live)
+
+    async def _fetch(self, keys: Sequence[str], state: "_PassState") -> Mapping[str, bytes]:
+        """Return the rows of some keys; raise `UnavailableError` if the origin is away, and waiting for it is over."""
+        if state.is_last:
+            return await self._origin.fetch(keys)  # Changes wait behind the barrier: the swap is rather called off.
+        return await self._live.retry_until_reachable(ORIGIN, lambda: self._origin.fetch(keys), self._is_over)
 
     def _row_of(self, gap: KeyGap, row: bytes | None, state: "_PassState") -> Change[Any] | None:
         """Return the row of a key as a change; None if it must not be written yet, or cannot be, which is noted."""

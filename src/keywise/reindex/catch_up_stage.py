@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 from msgspec.structs import replace
@@ -23,7 +24,7 @@ from keywise.operate.waiting import running_heartbeat
 from keywise.reindex.attempts import report_failure
 from keywise.reindex.barrier import Barrier, OvertakenError
 from keywise.reindex.catch_up import CatchUp
-from keywise.reindex.gate import Gate, failing
+from keywise.reindex.gate import Gate, GateLine, failing
 from keywise.reindex.report import report_run
 from keywise.reindex.run_state import replace_run
 from keywise.reindex.shards import CATCH_UP, CatchUpProgress, ShardLedger
@@ -76,7 +77,8 @@ class CatchUpStage:
         except UnavailableError:
             with suppress(UnavailableError):
                 await self._shards.release(claim)
-            raise
+            if not is_over():
+                raise
         except Exception as error:
             # The origin runs user code, or a store refuses something. Some worker tries again later.
             await self._shards.fail(report_failure(self._pipeline, claim, error))
@@ -91,11 +93,13 @@ class CatchUpStage:
         target = self._run.into
         async with running_heartbeat(live) as of_live, running_heartbeat(other) as of_other:
             writers = TargetWriter(live, of_live), TargetWriter(other, of_other)
-            catch_up = CatchUp(live, other, self._origin, writers, lambda deleted: self._keep_within(claim, deleted))
+            keep = partial(self._keep_within, claim)
+            catch_up = CatchUp(live, other, self._origin, writers, keep, is_over)
             swap = Swap(live, other, barrier, catch_up)
-            if (move := await barrier.take_over(self._run.live, target)) is not None:
-                if move.is_called:
-                    await swap.finish(move)
+            controls = await barrier.take_over(self._run.live, target)
+            if controls.move is not None:
+                if controls.move.is_called:
+                    await swap.finish(controls)
                     return
                 await barrier.lift()
             if not await self._is_current():
@@ -139,7 +143,11 @@ class CatchUpStage:
         report = await report_run(self._pipeline, self._shards)
         assert report is not None, "a run that was started stays in the controls"
         gate = Gate(self._pipeline, self._target, self._origin)
-        lines = failing(await gate.lines(report))
+        try:
+            lines = failing(await gate.lines(report))
+        except UnavailableError as error:
+            # The origin or the sink is away; a ledger that is away shows with the next call.
+            lines = [GateLine("available", str(error), False, is_transient=True)]
         refused, is_transient = tuple(line.text for line in lines), all(line.is_transient for line in lines)
         if not lines:
             if not (cause := await swap.run(run)):
@@ -176,7 +184,7 @@ class CatchUpStage:
         return run is not None and self._is_same(run) and (run.state is RunState.CATCHING_UP or is_moving)
 
     def _is_same(self, run: ReindexRun) -> bool:
-        return (run.generation, run.into) == (self._run.generation, self._run.into)
+        return run.identity == self._run.identity
 
     async def _current_run(self) -> ReindexRun:
         run = (await self._controls()).run
@@ -227,6 +235,23 @@ class CatchUpStage:
             if is_over() or (run is not None and run.swaps and not is_wanted):
                 return
             await asyncio.sleep(min(REST_S, left_s))
+
+
+async def call_off_swap(pipeline: OpenPipeline, shards: ShardLedger, run: ReindexRun) -> None:
+    """Lift the barrier of a swap whose target cannot be opened any more, unless the swap can only go forward."""
+    claim = await shards.claim(CATCH_UP, run.generation)
+    if isinstance(claim, Refusal):
+        return
+    try:
+        live = _with_token(pipeline, claim)
+        barrier = Barrier(live, live, claim.token)
+        await barrier.take_over_live()
+        await barrier.lift()
+    except OvertakenError:
+        pass
+    finally:
+        shards.stop_renewing(claim)
+        await shards.release(claim)
 
 
 def _with_token(pipeline: OpenPipeline, claim: Claim) -> OpenPipeline:

@@ -20,6 +20,7 @@ CLAIMS_LOOK_S = 0.05
 LAG_LOOK_S = 0.2
 """How often it looks whether the origin has caught up."""
 ENDED = "the run was ended meanwhile"
+TOO_SLOW = "it took longer than changes may wait; allow more with --pause-max"
 SINK = "sink"
 """The name of the sink in `Unavailable` events."""
 
@@ -31,6 +32,8 @@ class Swap:
         self._live, self._other = live, other
         self._barrier = barrier
         self._catch_up = catch_up
+        self._waits_for = TOO_SLOW
+        """What the swap waits for behind its barrier: the cause, if that takes too long."""
 
     async def run(self, run: ReindexRun) -> str:
         """Swap to the target of the run; return why that was called off, or an empty text."""
@@ -38,30 +41,46 @@ class Swap:
         controls = await self._barrier.set_live(run.live, run.into)
         if controls.move is None:
             return ENDED
-        cause = "the worker was stopped"
+        cause = "an error ended the swap, or its worker was stopped"
         try:
-            cause = await self._equalise(run, began + run.pause_max_s) or await self._move(controls.move, began)
+            cause = await self._equalise_until(run, began + run.pause_max_s) or await self._move(controls.move, began)
         finally:
             if cause:
                 await self._barrier.lift()
         return cause
 
-    async def finish(self, move: Move) -> None:
+    async def finish(self, controls: Controls) -> None:
         """Complete the swap of an earlier worker, which can only go forward: the store was asked to move the name."""
-        assert move.is_called, "any other swap is called off"
-        await self._call(move, self._live.clock())
+        await self._call(controls, self._live.clock())
 
     # Both targets equal.
 
-    async def _equalise(self, run: ReindexRun, deadline: float) -> str:
+    async def _equalise_until(self, run: ReindexRun, deadline: float) -> str:
+        """Make both targets equal before the deadline; return why not, or an empty text.
+
+        Changes wait meanwhile, so the deadline breaks off everything: also a write to a slow sink, whose outcome is
+        then unknown, and whose claim expires.
+        """
+        limit = asyncio.timeout(max(0.0, deadline - self._live.clock()))
+        try:
+            async with limit:
+                return await self._equalise(run)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return self._waits_for
+        except UnavailableError as error:
+            return str(error)
+
+    async def _equalise(self, run: ReindexRun) -> str:
         """Make both targets equal, but for the keys that the operator gives up; return why not, or an empty text."""
         live, other = self._live, self._other
-        if cause := await self._wait_for_claims(deadline):
-            return cause
+        await self._wait_for_claims()
+        self._waits_for = TOO_SLOW
         while (last := await self._catch_up.run(0, is_last=True)).lagging:
-            if live.clock() > deadline:
-                return f"the origin has older rows than the live target, or none, for {last.lagging:,} keys"
+            self._waits_for = f"the origin has older rows than the live target, or none, for {last.lagging:,} keys"
             await asyncio.sleep(LAG_LOOK_S)
+        self._waits_for = TOO_SLOW
         comparison = Comparison(live.ledger, other.ledger, await live.admin.now())
         async with aclosing(comparison.gaps()) as gaps:
             different = [gap.key async for gap in gaps]
@@ -70,37 +89,29 @@ class Swap:
             return f"the targets still differ at {different[0]!r}{f': {cause}' if cause else ''}"
         if comparison.unresolved:
             return f"{comparison.unresolved[0]!r} is suspect, or a write of it has an unknown outcome"
-        if live.clock() > deadline:
-            return "it took longer than changes may wait; allow more with --pause-max"
-        return ""
+        # Look at the store now: once the call is noted, the swap can no longer be called off, and changes would wait
+        # until the store is back, or until an operator has moved the name back.
+        return await fault_of_name(live, run.live) if isinstance(live.sink, AliasSink) else ""
 
-    async def _wait_for_claims(self, deadline: float) -> str:
-        """Wait until no lease is running in either target; return why not. The last pass ends expired claims."""
+    async def _wait_for_claims(self) -> None:
+        """Wait until no lease is running in either target. The last pass ends expired claims."""
         for pipeline in (self._other, self._live):
+            self._waits_for = TOO_SLOW
             while held := await pipeline.control_store.held("", 1):
-                if pipeline.clock() > deadline:
-                    return f"{held[0]!r} is still held by a worker"
+                self._waits_for = f"{held[0]!r} is still held by a worker"
                 await asyncio.sleep(CLAIMS_LOOK_S)
-        return ""
 
     # The name moves.
 
     async def _move(self, move: Move, began: float) -> str:
         """Move the name; return why that was called off, or an empty text."""
-        live, sink = self._live, self._live.sink
+        sink = self._live.sink
         if isinstance(sink, RenamingSink):
             return await self._rename(sink, move, began)
-        # Look at the store first: once the call is noted, the swap can no longer be called off, and changes would wait
-        # until the store is back, or until an operator has moved the name back.
-        try:
-            if cause := await fault_of_name(live, move.before):
-                return cause
-        except UnavailableError as error:
-            return str(error)
         noted = await self._barrier.change_live(lambda controls: _called(controls, move))
         if noted.move is None or not noted.move.is_called:
             return ENDED
-        await self._call(noted.move, began)
+        await self._call(noted, began)
         return ""
 
     async def _rename(self, sink: RenamingSink, move: Move, began: float) -> str:
@@ -126,20 +137,23 @@ class Swap:
         self._emit(move, began)
         return ""
 
-    async def _call(self, move: Move, began: float) -> None:
+    async def _call(self, controls: Controls, began: float) -> None:
         """Ask the store to move the name, until it confirms that it has; then end the barrier.
 
-        An earlier request may have arrived already, or may arrive late, so every request carries the same epoch.
+        An earlier request may have arrived already, or may arrive late, so every request carries the same epoch. It is
+        that of the controls in which the request is noted: if another worker has completed the swap meanwhile, the
+        current epoch may be that of a later swap, and the store would accept the request.
         """
-        live, sink = self._live, self._live.sink
+        live, sink, move, epoch = self._live, self._live.sink, controls.move, controls.target_epoch
         assert isinstance(sink, AliasSink), "a run beside has started on it"
-        epoch = (await live.retry_until_reachable(LEDGER, live.control_store.controls)).target_epoch
+        assert move is not None and move.is_called, "any other swap is called off"
         reported = ""
         while True:
             try:
                 await live.retry_until_reachable(SINK, lambda: sink.move_name(move.before, move.after, epoch))
                 break
             except AdminError as error:
+                await self._barrier.check()
                 # The name was moved by other means. Changes wait until an operator moves it back.
                 if str(error) != reported:
                     reported = str(error)

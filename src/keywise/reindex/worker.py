@@ -8,8 +8,8 @@ import asyncio
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
 import msgspec
@@ -18,7 +18,7 @@ from keywise.core import events
 from keywise.core.change import Delivery
 from keywise.core.controls import ReindexRun, RunState
 from keywise.core.entry import Certainty, Claim, Refusal
-from keywise.core.errors import DatabaseError, ThrottledError, UnavailableError
+from keywise.core.errors import AdminError, DatabaseError, ThrottledError, UnavailableError
 from keywise.core.ledger import Failure
 from keywise.core.origin import Origin, Page
 from keywise.flow.availability import Availability
@@ -26,7 +26,7 @@ from keywise.flow.consumer import Consumer
 from keywise.flow.handover import HandoverQueue
 from keywise.flow.pipeline import LEDGER, OpenPipeline
 from keywise.reindex.attempts import report_failure
-from keywise.reindex.catch_up_stage import CatchUpStage
+from keywise.reindex.catch_up_stage import CatchUpStage, call_off_swap
 from keywise.reindex.notice import is_notice_due, send_notice
 from keywise.reindex.plan import check_page
 from keywise.reindex.row_events import RowObserver
@@ -34,8 +34,11 @@ from keywise.reindex.row_governor import RowGovernor
 from keywise.reindex.rows import RowReader, row_deliveries
 from keywise.reindex.run_state import move_run
 from keywise.reindex.shards import READ, ShardLedger, ShardProgress, is_finished, shard_key
+from keywise.reindex.swap import SINK
 from keywise.reindex.sweep import ORIGIN, Sweep
 
+CANCEL_S = 2.0
+"""How long a worker that is cancelled may take to end."""
 CONSENT_LOOK_S = 600.0
 """How often a worker repeats a sweep that waits for the operator."""
 LOST_LOOK_S = 30.0
@@ -81,6 +84,23 @@ class ReindexWorker:
         self._stop.set()
 
     async def run(self) -> None:
+        """Take part in runs until `stop`; then end what has begun, but not longer than a drain may take."""
+        working = asyncio.create_task(self._work())
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([working], timeout=self._pipeline.settings.drain_s)
+        finally:
+            stopping.cancel()
+            # A worker that is cancelled behind a barrier lifts it, for which it needs the ledger; cancelled once more,
+            # it leaves that to another worker.
+            while not working.done():
+                working.cancel()
+                await asyncio.wait([working], timeout=CANCEL_S)
+        with suppress(asyncio.CancelledError):
+            await working
+
+    async def _work(self) -> None:
         while not self._stop.is_set():
             controls = self._pipeline.controls
             run = controls.run
@@ -119,24 +139,39 @@ class ReindexWorker:
             if not run.is_beside:
                 await self._write_rows(run, self._pipeline)
                 return
-            assert self._pipeline.open_target is not None, "a run beside starts only if its sink has targets"
-            async with self._pipeline.open_target(run.into, run.generation) as other:
+            async with AsyncExitStack() as stack:
+                if (other := await self._open_target(run, stack)) is None:
+                    return
                 if run.state in (RunState.SCANNING, RunState.SWEEPING):
                     await self._write_rows(run, other)
                 else:
                     await self._catch_up(run, other)
         except UnavailableError as error:
             await self._pipeline.back_off(LEDGER, error, 1)
-        except DatabaseError as error:
-            await self._report_lost_target(run, error)
 
-    async def _report_lost_target(self, run: ReindexRun, error: DatabaseError) -> None:
-        """Emit an alarm, once, that the other target cannot be used: it was dropped or changed by other means."""
+    async def _open_target(self, run: ReindexRun, stack: AsyncExitStack) -> OpenPipeline | None:
+        """Open the other target of a run; None if that is not possible now, which is reported."""
+        assert self._pipeline.open_target is not None, "a run beside starts only if its sink has targets"
+        try:
+            return await stack.enter_async_context(self._pipeline.open_target(run.into, run.generation))
+        except UnavailableError as error:
+            await self._pipeline.back_off(SINK, error, 1, self._stop.is_set)
+        except (DatabaseError, AdminError) as error:
+            await self._report_lost_target(run, error)
+        return None
+
+    async def _report_lost_target(self, run: ReindexRun, error: DatabaseError | AdminError) -> None:
+        """Emit an alarm, once, that the other target cannot be used: it was dropped or changed by other means.
+
+        A swap to it is called off, because changes wait behind its barrier.
+        """
         cause = f"{run.into}: {error}"
         if cause != self._lost_target:
             self._lost_target = cause
             advice = f"end the run with keywise reindex cancel {self._pipeline.name}, and build the target again"
             self._pipeline.emit(events.Alarmed(pipeline=self._pipeline.name, cause=cause, advice=advice))
+        if self._pipeline.controls.move is not None:
+            await call_off_swap(self._pipeline, self._shards, run)
         await self._rest(LOST_LOOK_S)
 
     async def _send_notice(self, run: ReindexRun) -> None:
@@ -232,7 +267,11 @@ class ReindexWorker:
                     return
                 began = self._pipeline.clock()
                 with self._governor.page():
-                    page = await self._read_page(progress)
+                    try:
+                        page = await self._read_page(progress)
+                    except UnavailableError as error:
+                        await self._leave_shard(held, error, lambda: self._is_over(run))
+                        return
                     ended = await self._write_page(run, queue, progress, page)
                 if ended is None:
                     # No row has ended, so the sink, or the ledger scope of the rows, is away: no attempt counts.
@@ -247,15 +286,22 @@ class ReindexWorker:
                     await self._rest(rest_s)
             await ledger.commit(held, msgspec.json.encode(progress))
         except UnavailableError as error:
-            # An origin that throttles goes on in a moment. One that is away is shown by the attempts that fail: nothing
-            # else tells a shard that is claimed again and again from one that moves.
-            failure = Failure(held, Certainty.CLEAN, 0.0, counts_attempt=not isinstance(error, ThrottledError))
-            with suppress(UnavailableError):
-                await ledger.fail(failure)
-            await self._pipeline.back_off(ORIGIN, error, 1)
+            # The ledger is away, so the claim is left to expire.
+            await self._pipeline.back_off(LEDGER, error, 1, lambda: self._is_over(run))
         except Exception as error:
             # The origin runs user code, or its table has changed. The shard is tried again later, here or elsewhere.
             await ledger.fail(report_failure(self._pipeline, held, error))
+
+    async def _leave_shard(self, claim: Claim, error: UnavailableError, is_over: Callable[[], bool]) -> None:
+        """Give a shard back that the origin does not let go on, and wait.
+
+        An origin that throttles goes on in a moment. One that is away is shown by the attempts that fail: otherwise a
+        shard that is claimed again and again would look like one that moves.
+        """
+        failure = Failure(claim, Certainty.CLEAN, 0.0, counts_attempt=not isinstance(error, ThrottledError))
+        with suppress(UnavailableError):
+            await self._shards.fail(failure)
+        await self._pipeline.back_off(ORIGIN, error, 1, is_over)
 
     async def _read_page(self, progress: ShardProgress) -> Page:
         try:
@@ -305,7 +351,7 @@ class ReindexWorker:
     def _has_left(self, run: ReindexRun) -> bool:
         """Whether the run no longer catches up, or is paused. A request for a swap changes nothing of that."""
         now = self._pipeline.controls.run
-        has_moved = now is None or (now.generation, now.state, now.into) != (run.generation, run.state, run.into)
+        has_moved = now is None or (now.identity, now.state) != (run.identity, run.state)
         return self._stop.is_set() or has_moved or now.is_paused  # type: ignore[union-attr]
 
     async def _rest(self, seconds: float) -> None:

@@ -4,10 +4,13 @@ import asyncio
 import itertools
 
 import pytest
+from msgspec.structs import replace
 
 from adapters.publishing_stores import forget_deletions
-from keywise.core.controls import RunState
-from keywise.core.events import SwapRefused
+from keywise.core.controls import Move, RunState
+from keywise.core.events import Alarmed, SwapRefused
+from keywise.reindex.barrier import Barrier, OvertakenError
+from keywise.reindex.swap import Swap
 from reindex.catalogue import Catalogue, row, run_of
 from running import run
 from servers import shared
@@ -117,3 +120,57 @@ def test_an_index_with_a_missing_or_an_older_document_is_refused_by_name(tmp_pat
     keys, sample = gate.failing
     assert (keys.name, sample.name) == ("keys", "sample")
     assert "'k7' (missing)" in sample.value and "'k8' (older)" in sample.value
+
+
+def test_a_worker_that_was_stopped_before_its_call_does_not_move_the_name_after_a_rollback(tmp_path):
+    """The call carries the epoch of the controls in which it was noted, and that epoch is over."""
+    server, name = shared.opensearch(), f"swapped_{next(_numbers)}"
+    server.ask("PUT", f"/{name}-0", {"aliases": {name: {}}, "settings": {"number_of_replicas": 0}})
+    catalogue = Catalogue(f"sqlite:///{tmp_path / 'ledger.db'}", f"{server.url}/{name}", ROWS)
+
+    async def story():
+        async with catalogue.working():
+            await catalogue.build(f"{name}-1")
+            async with catalogue.acting() as admin:
+                before = await admin.pipeline.control_store.controls()
+            await catalogue.swap()
+            await catalogue.roll_back()
+        async with catalogue.acting() as admin:
+            live = admin.pipeline
+            noted = replace(before, move=Move(f"{name}-0", f"{name}-1", 1, is_called=True))
+            async with live.open_target(f"{name}-1", 1) as other:
+                with pytest.raises(OvertakenError):
+                    await Swap(live, other, Barrier(live, other, 1), None).finish(noted)
+
+    try:
+        run(story(), limit_s=100)
+        assert list(server.ask("GET", f"/_alias/{name}")) == [f"{name}-0"]
+    finally:
+        server.ask("DELETE", f"/{name}-*")
+
+
+def test_a_swap_to_an_index_that_was_deleted_is_called_off(tmp_path):
+    """Otherwise changes would wait behind its barrier for ever, and no operator could end that."""
+    server, name = shared.opensearch(), f"swapped_{next(_numbers)}"
+    server.ask("PUT", f"/{name}-0", {"aliases": {name: {}}, "settings": {"number_of_replicas": 0}})
+    catalogue = Catalogue(f"sqlite:///{tmp_path / 'ledger.db'}", f"{server.url}/{name}", ROWS)
+
+    async def story():
+        async with catalogue.working():
+            await catalogue.build(f"{name}-1")
+        async with catalogue.acting() as admin:
+            store = admin.pipeline.control_store
+            before = await store.controls()
+            # As a worker leaves the controls that is killed behind its barrier.
+            assert await store.replace_controls(before, replace(before, move=Move(f"{name}-0", f"{name}-1", 1)))
+            server.ask("DELETE", f"/{name}-1")
+            async with catalogue.working():
+                await catalogue.until(admin.pipeline, lambda controls: controls.move is None)
+                await catalogue.change("k1", 2)
+                await catalogue.until_settled("k1", 2)
+
+    try:
+        run(story(), limit_s=100)
+    finally:
+        server.ask("DELETE", f"/{name}-*")
+    assert any(isinstance(one, Alarmed) and f"{name}-1" in one.cause for one in catalogue.events)
