@@ -286,7 +286,9 @@ class ReindexWorker:
                     await self._rest(rest_s)
             await ledger.commit(held, msgspec.json.encode(progress))
         except UnavailableError as error:
-            # The ledger is away, so the claim is left to expire.
+            # The ledger is away; if it is not back yet, the claim expires.
+            with suppress(UnavailableError):
+                await ledger.release(held)
             await self._pipeline.back_off(LEDGER, error, 1, lambda: self._is_over(run))
         except Exception as error:
             # The origin runs user code, or its table has changed. The shard is tried again later, here or elsewhere.
