@@ -32,6 +32,7 @@ from mutants.rows import by_generation
 
 _move = MemoryStore.move
 _state = Comparison._state
+_call = Swap._call
 
 
 def _claims_survive(of_live: bool) -> Callable[..., KeyState]:
@@ -70,6 +71,12 @@ async def _change_of_anyone(self: Barrier, pipeline: OpenPipeline, change: Calla
         ):
             pipeline.controls = after
             return after
+
+
+async def _at_the_present_epoch(self: Swap, controls: Controls, began: float) -> None:
+    """A worker that was stopped after it had noted the call sends it as if it belonged to a later swap."""
+    now = await self._live.retry_until_reachable(LEDGER, self._live.control_store.controls)
+    await _call(self, replace(controls, target_epoch=now.target_epoch), began)
 
 
 def _calm_though_suspect(entry: Entry) -> KeyState:
@@ -145,6 +152,7 @@ REINDEX_MUTANTS: tuple[Mutant, ...] = (
     Mutant("generation hides a newer version", 16, rules, "_against_mark", by_generation),
     Mutant("a late call moves the name", 27, MemoryStore, "move", _late_call_counts, Grade.CONDITIONAL),
     Mutant("a swap is called off after its call", 27, Swap, "finish", _called_off, Grade.CONDITIONAL),
+    Mutant("a call moves the name in a later epoch", 27, Swap, "_call", _at_the_present_epoch, Grade.CONDITIONAL),
     Mutant("two workers swap at once", 27, Barrier, "_change", _change_of_anyone),
     Mutant("suspects after the gate do not count", 27, comparison, "state_of", _calm_though_suspect),
     Mutant("the name moves before the last pass", 27, Swap, "_equalise", _no_last_pass, Grade.ATOMIC),

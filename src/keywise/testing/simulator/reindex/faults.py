@@ -7,6 +7,7 @@ from keywise.testing.fault_injector import FaultInjector, draw_rate
 FAULT_KINDS = (
     "crash",
     "crash at the call",
+    "stop before the call",
     "crash with a last row",
     "pause",
     "stop",

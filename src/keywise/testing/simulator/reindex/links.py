@@ -142,7 +142,10 @@ class LinkedScope(Linked[MemoryLedger], over=MemoryLedger):
         return await self._link.call(act)
 
     async def replace_controls(self, before: Controls, after: Controls) -> bool:
-        return await self._link.late_call(lambda: self._server.replace_controls(before, after), 60.0)
+        is_replaced = await self._link.late_call(lambda: self._server.replace_controls(before, after), 60.0)
+        if is_replaced and after.move is not None and after.move.is_called:
+            await self._world.about_to_move(self._link.process)
+        return is_replaced
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:

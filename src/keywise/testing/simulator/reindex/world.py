@@ -22,6 +22,7 @@ from keywise.flow.pipeline import OpenPipeline
 from keywise.flow.refetch import from_origin
 from keywise.reindex.shards import other_scope
 from keywise.reindex.worker import ReindexWorker
+from keywise.testing.fault_injector import draw_rate
 from keywise.testing.simulated_world import ConsumerWorld
 from keywise.testing.simulator.reindex.auditor import LIVE, SHARDS, ReindexAudit
 from keywise.testing.simulator.reindex.faults import ReindexFaults
@@ -36,6 +37,9 @@ FAULTS_S = 400.0
 REST_MAX_S = 700.0
 FORGET_DELETIONS_S = 30.0
 LAG_MAX_S = 40.0
+CALL_STOP_S = 150.0
+"""A worker that is stopped before it asks the store to move the name goes on after this time."""
+LOOK_S = 0.25
 """How much later than its message a row may be seen: less than the horizon."""
 JUMP_MAX_S = 3.0
 SWAP_ROUNDS = 3
@@ -122,6 +126,9 @@ class ReindexWorld(ConsumerWorld):
         self.commands: set[Process] = set()
         self.short: set[str] = set()
         """Keys whose row is soon gone, and was never announced."""
+        self._stops = random.Random(f"stops before a call {grade.value} {seed}")
+        """Numbers of its own, so worlds without such a stop stay as they are."""
+        self._stop_rate = draw_rate(self._stops, 1.0, never=0.2)
         self.strays = StrayRows(self, random.Random(f"stray rows {grade.value} {seed}"))
         self.auditor = ReindexAudit(self)
         self._operator = SimulatedOperator(self)
@@ -254,6 +261,22 @@ class ReindexWorld(ConsumerWorld):
         worker: Any = SimulatedWorker(self.pipeline(process))
         self.workers[process] = worker
         process.spawn(self._work(process, worker))
+
+    async def about_to_move(self, process: Process) -> None:
+        """A worker has noted that it asks the store to move the name: perhaps stop it until the name is back."""
+        if self.faults.is_over or process.is_paused or self._stops.random() >= self._stop_rate:
+            return
+        self.faults.injected["stop before the call"] += 1
+        process.pause()
+        self.paused(process, CALL_STOP_S)
+        outside(self.loop, self._resume_later(process))
+        await asyncio.sleep(0)
+
+    async def _resume_later(self, process: Process) -> None:
+        epoch, until = self.controls.target_epoch, self.now() + CALL_STOP_S
+        while self.now() < until and self.controls.target_epoch < epoch + 2:  # noqa: ASYNC110 - the world has no event for it
+            await asyncio.sleep(LOOK_S)
+        self.resume(process)
 
     def stop(self, process: Process) -> None:
         """As SIGTERM."""
