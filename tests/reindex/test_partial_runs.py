@@ -76,11 +76,11 @@ def test_an_interrupted_start_for_some_rows_is_not_completed_by_one_for_all_rows
     async def story() -> None:
         await written_before(works)
         async with works.opened() as pipeline:
-            starting = ReindexRun(1, is_partial=True, started_at=await pipeline.admin.now())
+            starting = ReindexRun(1, starts=1, is_partial=True, started_at=await pipeline.admin.now())
             assert await replace_run(pipeline, None, starting)
             # The killed command had stored its only shard.
             shards = await RunPlan(keys=["k03"]).shards(pipeline.origin)
-            await require_origin(pipeline)[1].write(shards, 1)
+            await require_origin(pipeline)[1].write(shards, 1, 1)
         with pytest.raises(AdminError, match="reindex 1 of pipeline 'shop' is starting"):
             await works.start()
         report = await works.runs(keys=["k03"])

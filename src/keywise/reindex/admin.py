@@ -70,10 +70,15 @@ class ReindexAdmin:
                 await create_beside(self.pipeline, run, plan.definition)
             except AdminError:
                 # A target that is refused now is refused by every repetition, so this start leaves no run behind.
-                if run is not before:
+                if run.starts == 1:
                     await replace_run(self.pipeline, run, before)
                 raise
-        await self._shards.write(shards, run.generation)
+        # The run has all shards of this start, and no others. While it is starting, no worker reads a shard, so this
+        # start may replace each one that an earlier start has written. It moves the run on only if no later start has
+        # begun, because that one would have changed the run. From then on no start of this run begins any more, and an
+        # earlier one that wakes up is refused by the ledger: the place of a shard begins at the number of its start.
+        if not await self._shards.write(shards, run.generation, run.starts):
+            raise self._changed_meanwhile()
         scanning = replace(run, state=RunState.SCANNING, shards=len(shards))
         if not await replace_run(self.pipeline, run, scanning):
             raise self._changed_meanwhile()
@@ -102,12 +107,19 @@ class ReindexAdmin:
             )
 
     async def _begin(self, before: ReindexRun | None, plan: RunPlan, live: str) -> ReindexRun:
-        """Store the run as starting, with its generation: no other start can take the same one."""
+        """Store the run as starting, with its generation and the number of this start: no other start can take both.
+
+        The start of a run that was interrupted is completed with the options of this plan.
+        """
+        starts = 1
         if before is not None and before.state is RunState.STARTING and _is_same(before, plan):
-            return before
-        generation = await next_generation(self.pipeline, plan)
+            generation, starts = before.generation, before.starts + 1
+        else:
+            generation = await next_generation(self.pipeline, plan)
         run = ReindexRun(
             generation,
+            starts=starts,
+            starter=self.pipeline.owner,
             into=target_of(plan, generation),
             live=live,
             is_partial=plan.is_partial,
@@ -314,7 +326,7 @@ def _state_of(run: ReindexRun) -> str:
 
 def _is_same(run: ReindexRun, plan: RunPlan) -> bool:
     """Whether a plan asks for this run again: a script may repeat its start after a crash."""
-    # Some of its shards may be stored already, so a plan for all rows cannot complete a start for some rows.
+    # A plan for all rows does not complete a start for some rows: it is more likely another operator's.
     is_like = plan.is_partial == run.is_partial and target_of(plan, run.generation) == run.into
     is_unfinished = run.state is RunState.STARTING and plan.generation is None
     return is_like and (is_unfinished or plan.generation == run.generation)
