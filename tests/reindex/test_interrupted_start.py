@@ -1,4 +1,4 @@
-"""A start that was killed, or that another one has overtaken: the run reads the rows of one division, and all of them."""
+"""A start that was killed, or that another one has overtaken: the run has all rows, by one division into shards."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -240,14 +240,22 @@ class ShardLedger:
         """Stop renewing a claim that has ended, or that the caller leaves to expire. A second call does nothing."""
         self._heartbeat.drop([claim])
 
-    async def postpone(self, keys: Sequence[str], generation: int) -> None:
-        """Store the keys of rows that have not ended in time; the sweep writes them."""
-        by_digest = {_digest_key(key): key for key in keys}
-        headers = [ChangeHeader(digest, order_at(generation)) for digest in by_digest]
-        results = await self._ledger.claim(headers, self._terms)
-        notes = [Advance(one, Position(0, by_digest[one.key].encode())) for one in results.granted]
-        await self._ledger.advance(notes)
+    async def postpone(self, keys: Sequence[str], generation: int) -> bool:
+        """Store the keys of rows that have not ended in time; the sweep writes them.
+
+        Returns False if some of the keys could not be stored, because another worker is storing them and may die first.
+        """
+        order, by_digest = order_at(generation), {_digest_key(key): key for key in keys}
+        results = await self._ledger.claim([ChangeHeader(digest, order) for digest in by_digest], self._terms)
+        # A key of a later run is granted at the order of that run.
+        notes = [
+            Advance(one, Position(0, by_digest[one.key].encode())) for one in results.granted if one.order == order
+        ]
+        refused = await self._ledger.advance(notes)
         await self._ledger.release(results.granted)
+        # A refusal with a mark says that the sweep of this run has written the row, or that a later run has begun.
+        ended = [refusal for refusal in results.refused.values() if refusal.mark is not None]
+        return not refused and len(notes) + len(ended) == len(by_digest)
 
     # For operators and workers.
 
