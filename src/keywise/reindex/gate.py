@@ -220,6 +220,10 @@ class Gate:
             except MalformedError as error:
                 wrong.append(Difference(key, Kind.FAILED, detail=f"its row cannot be read: {error}"))
                 continue
+            if truth is not None and truth.key != key:
+                detail = f"the origin has returned the row of {truth.key!r} for it"
+                wrong.append(Difference(key, Kind.FAILED, detail=detail))
+                continue
             assert entry.mark is not None, "only keys with a row are chosen"
             if truth is None or truth.version != entry.mark[1]:
                 continue  # The origin has moved on, and the live changes follow.
