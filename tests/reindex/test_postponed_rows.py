@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from keywise.cli.run_text import waiting_texts
+from keywise.core.controls import RunState
 from keywise.core.entry import Claim
 from keywise.reindex import worker
 from keywise.reindex.admin import require_origin
@@ -43,3 +45,49 @@ def test_a_row_that_another_worker_was_postponing_when_it_died_is_not_lost(tmp_p
 
     run(story(), limit_s=60)
     assert works.content() == {"a": 1, "b": 1}
+
+
+def test_a_page_whose_rows_are_all_paused_does_not_stop_its_shard(tmp_path: Path):
+    origin = Catalogue(*(row(f"{kind}{number}", 1) for kind in "ab" for number in range(10)))
+    works = Works(tmp_path, origin)
+
+    async def story() -> None:
+        async with works.operated() as (admin, _):
+            await admin.pause("a*", is_pattern=True)
+            await works.start(shard_rows=10, is_checked=False)
+            async with works.working() as working:
+
+                async def is_scanned() -> bool:
+                    return (await report_of(working.pipeline)).run.state is RunState.SWEEPING
+
+                await working.until(is_scanned)
+                assert works.content() == {f"b{number}": 1 for number in range(10)}
+                await admin.resume("a*", is_pattern=True)
+                report = await working.until_ended()
+        assert report.counts == {"read": 20, "applied": 10, "postponed": 10}
+
+    run(story(), limit_s=60)
+    assert works.content() == dict.fromkeys(origin.rows, 1)
+
+
+def test_rows_of_a_paused_pipeline_wait_and_status_says_why(tmp_path: Path):
+    """Every row of the origin would be stored as postponed, so the shards wait."""
+    origin = Catalogue(row("a", 1))
+    works = Works(tmp_path, origin)
+
+    async def story() -> None:
+        async with works.operated() as (admin, _):
+            await admin.pause("*", is_pattern=True)
+            await works.start(is_checked=False)
+            async with works.working() as working:
+                await working.until(lambda: len(origin.scans) > 1)
+                report = await report_of(working.pipeline)
+                assert (report.run.state, report.postponed) == (RunState.SCANNING, 0)
+                assert waiting_texts("shop", report) == [
+                    "the pipeline is paused, and its rows wait; resume it with keywise resume --all --pipeline shop"
+                ]
+                await admin.resume("*", is_pattern=True)
+                report = await working.until_ended()
+        assert report.counts == {"read": 1, "applied": 1} and waiting_texts("shop", report) == []
+
+    run(story(), limit_s=60)

@@ -279,21 +279,35 @@ class ReindexWorker:
     ) -> ShardProgress | None:
         """Hand the rows of a page to the pipeline, and wait for them.
 
-        Returns None if none of them has ended, or some could not be postponed: the page has to be read again.
+        Returns None if the page has to be read again: none of them has ended, and they are not paused, or some of them
+        could not be postponed.
         """
         # A page that is read again may have other rows, and rows of the first reading may still wait in a lane.
         name = f"{run.generation}/{progress.shard.name}/{progress.pages}/{next(self._readings)}"
         handover = queue.put(row_deliveries(name, page.rows, self._pipeline.wall()))
         try:
-            await handover.settle(SETTLE_S, QUIET_S)
+            are_paused = self._are_paused(run, list(handover.waiting.values()))
+            await handover.settle(QUIET_S if are_paused else SETTLE_S, QUIET_S)
             left = list(handover.waiting.values())
-            if left and not handover.outcomes:
+            if left and not handover.outcomes and not are_paused:
                 return None
             if not await self._postpone(run, left):
                 return None
             return progress.past(page, handover.outcomes, len(left), self._governor.pace)
         finally:
             queue.forget(handover)
+
+    def _are_paused(self, run: ReindexRun, rows: Sequence[Delivery]) -> bool:
+        """Whether an operator has paused the keys of all these rows, so that none will end soon.
+
+        A pause of the whole pipeline does not count, because the sweep would get every row of the origin; nor does one
+        while a run fills another target, which has no pauses.
+        """
+        controls = self._pipeline.controls
+        if run.is_beside or controls.is_paused or not controls.pauses:
+            return False
+        tickets = self._pipeline.reader.read(rows, 0, self._pipeline.clock()).tickets
+        return all(controls.pauses_key(ticket.change.key) for ticket in tickets)
 
     async def _postpone(self, run: ReindexRun, rows: Sequence[Delivery]) -> bool:
         """Leave rows that have not ended to the sweep, so that the next page does not wait; return whether it could."""
