@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from keywise.core.controls import ReindexRun, RunState
-from keywise.core.errors import AdminError
+from keywise.core.errors import AdminError, ThrottledError
 from keywise.reindex.admin import require_origin
 from keywise.reindex.dry_run import DryRun, DryRunReport
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.run_state import replace_run
-from reindex.reindex_rig import Catalogue, Works, bodies_of, row
+from reindex.reindex_rig import Away, Catalogue, Works, bodies_of, row
 from running import run
 
 KEYS = [f"k{number:02d}" for number in range(20)]
@@ -169,6 +169,19 @@ def test_a_dry_run_counts_what_the_run_then_does_and_writes_nothing(tmp_path: Pa
         report = await works.runs()
         assert report.counts == {"read": 21, "applied": 17, "stale": 2, "removed": 1, "dead": 1}
         assert report.gone == 1, "the operator is asked"
+
+    run(story())
+
+
+@pytest.mark.parametrize("plan", [{"shard_rows": 7}, {"keys": KEYS}])
+def test_a_dry_run_goes_on_after_its_origin_has_throttled_it(tmp_path: Path, plan: dict[str, Any]):
+    origin, works = works_of(tmp_path)
+
+    async def story() -> None:
+        await written_before(works)
+        origin.before_scan, origin.before_fetch = Away(2, ThrottledError("slow")), Away(2, ThrottledError("slow"))
+        report = await dry(works, is_checked=False, **plan)
+        assert report.counts == {"read": 20, "apply": 20}
 
     run(story())
 
