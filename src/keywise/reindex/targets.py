@@ -146,11 +146,14 @@ async def drop_old(pipeline: OpenPipeline, keep: int) -> list[str]:
 
     `keep` is how many stay besides the live one and the one that a run fills now; the spare always stays, and counts.
     """
-    sink, controls = require_targets(pipeline), await pipeline.control_store.controls()
+    sink = require_targets(pipeline)
+    # The targets come first: the controls then know every run that has created one of them.
+    targets = await sink.targets(pipeline.name)
+    controls = await pipeline.control_store.controls()
     run = controls.run
     filled = run.into if run is not None and run.is_active else ""
     stay = {await sink.current_target(), controls.target, controls.spare, filled}
-    old = [target for target in await sink.targets(pipeline.name) if target not in stay]
+    old = [target for target in targets if target not in stay]
     dropped = old[: max(0, len(old) - max(0, keep - bool(controls.spare)))]
     for target in dropped:
         await sink.drop_target(target)
