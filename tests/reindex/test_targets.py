@@ -1,13 +1,15 @@
-"""Old targets are dropped, and nothing else is."""
+"""Old targets are dropped, and nothing else is; a drop that failed is not reported as done."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from keywise.core.errors import DatabaseError
+from keywise.core.ledger import TransferableLedger
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.targets import drop_old, require_targets
-from reindex.catalogue import Catalogue
+from reindex.catalogue import Catalogue, run_of
 from running import run
 
 ROWS = {f"k{number}": 1 for number in range(5)}
@@ -36,3 +38,27 @@ def test_the_target_of_a_run_that_begins_meanwhile_is_not_dropped_as_an_old_one(
 
     dropped, left = run(story())
     assert (dropped, list(left)) == ([], ["pages_1"])
+
+
+def test_a_target_whose_scope_cannot_be_cleared_is_not_reported_as_dropped(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+):
+    """The scope is cleared first, because nothing finds it any more when its target is gone."""
+
+    async def broken(transfer: object) -> None:
+        raise DatabaseError("the database is broken")
+
+    async def story() -> None:
+        async with catalogue.working():
+            await catalogue.build("pages_1")
+        async with catalogue.acting() as admin:
+            await admin.cancel()
+            assert isinstance(admin.pipeline.ledger, TransferableLedger)
+            with monkeypatch.context() as patched, pytest.raises(DatabaseError, match="is broken"):
+                patched.setattr(type(admin.pipeline.ledger.transfer), "clear", broken)
+                await admin.drop()
+            assert not run_of(await admin.pipeline.control_store.controls()).is_dropped
+            assert list(await require_targets(admin.pipeline).targets("pages")) == ["pages_1"]
+            assert await admin.drop() == "pages_1"
+
+    run(story(), limit_s=60)

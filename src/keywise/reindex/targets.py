@@ -1,6 +1,6 @@
 """The target that a run fills beside the live one: the checks before it is created, its opening and its end."""
 
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 
 from msgspec.structs import replace
 
@@ -96,8 +96,11 @@ async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, k
     # The scope is cleared first, because opening a sink may create its target. If the target cannot be opened, an
     # earlier call has cleared the scope and deleted the target. Or the target was deleted by other means; then its
     # entries stay in a scope that no later run uses.
-    with suppress(DatabaseError):
-        async with pipeline.open_target(target, generation) as other:
+    async with AsyncExitStack() as stack:
+        other = None
+        with suppress(DatabaseError):
+            other = await stack.enter_async_context(pipeline.open_target(target, generation))
+        if other is not None:
             assert isinstance(other.ledger, TransferableLedger), "a run starts only on a ledger that lists its entries"
             await _close(other, target)
             await other.ledger.transfer.clear()
