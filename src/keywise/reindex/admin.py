@@ -13,7 +13,7 @@ from keywise.reindex.gate import SAMPLE_KEYS, Gate, GateResult
 from keywise.reindex.notice import check_receiver
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import report_run
-from keywise.reindex.run_state import replace_run
+from keywise.reindex.run_state import BARRIER_IS_UP, replace_run
 from keywise.reindex.shards import ShardLedger
 from keywise.reindex.targets import (
     check_beside,
@@ -153,9 +153,10 @@ class ReindexAdmin:
         if report is not None and report.gone and (not report.run.is_paused or delete_max is not None):
             allowed = 0 if delete_max is None else delete_max
             if allowed < report.gone:
+                gone = "1 key is" if report.gone == 1 else f"{report.gone:,} keys are"
                 raise AdminError(
-                    f"the sweep has found {report.gone:,} gone keys and may not delete so many; allow it with "
-                    f"--delete-max {report.gone}, or end the run with keywise reindex cancel {self.pipeline.name}"
+                    f"{gone} gone from the origin, more than the run may delete; allow it with --delete-max "
+                    f"{report.gone}, or end the run with keywise reindex cancel {self.pipeline.name}"
                 )
 
         def resumed(run: ReindexRun) -> ReindexRun:
@@ -246,7 +247,7 @@ class ReindexAdmin:
         """Return the target that `drop` deletes, and the generation of its scope; raise `AdminError` if it may not."""
         controls = await self._controls_without_run()
         if controls.move is not None:
-            raise AdminError("a swap is being called off; try again in some seconds")
+            raise AdminError(BARRIER_IS_UP)
         if (droppable := droppable_target(controls)) is None:
             raise AdminError(
                 f"pipeline {self.pipeline.name!r} has no target beside the live one, so nothing was dropped"
