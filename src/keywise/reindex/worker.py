@@ -249,7 +249,7 @@ class ReindexWorker:
             await ledger.commit(held, msgspec.json.encode(progress))
         except UnavailableError as error:
             # An origin that throttles goes on in a moment. One that is away is shown by the attempts that fail: nothing
-            # else tells a shard that is claimed again and again from one that moves.
+            # else distinguishes a shard that is claimed again and again from one that moves.
             failure = Failure(held, Certainty.CLEAN, 0.0, counts_attempt=not isinstance(error, ThrottledError))
             with suppress(UnavailableError):
                 await ledger.fail(failure)
