@@ -17,7 +17,8 @@ from keywise import adapters
 from keywise.core import events
 from keywise.core.errors import AdminError, SettingsError
 from keywise.core.url import Address
-from keywise.reindex.notice import RECEIVER
+from keywise.reindex.admin import require_origin
+from keywise.reindex.notice import RECEIVER, send_notice
 from keywise.reindex.shards import NOTICE
 from reindex.reindex_rig import Catalogue, Works, row
 from running import run
@@ -136,6 +137,22 @@ def test_a_cancelled_run_sends_its_notice_too(tmp_path: Path):
         async with works.working() as working:
             await working.until(lambda: is_sent(works))
         assert [one["state"] for one in await messages_in(url)] == ["cancelled"]
+
+    run(story())
+
+
+def test_no_notice_describes_the_run_that_has_begun_since(tmp_path: Path):
+    """Its worker was slow: the notice of the ended run would have the facts of the next one."""
+    works, url = works_of(tmp_path), f"sqlite:///{tmp_path}/shop.db?queue=reindexed"
+
+    async def story() -> None:
+        await works.start(notify=url)
+        ended = await works.cancel()
+        await works.start()
+        async with works.opened() as pipeline:
+            _, shards = require_origin(pipeline)
+            await send_notice(pipeline, shards, ended)
+        assert await messages_in(url) == []
 
     run(story())
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from keywise.core.controls import ReindexRun, RunState
-from keywise.core.errors import AdminError
+from keywise.core.errors import AdminError, ThrottledError
 from keywise.reindex.admin import require_origin
 from keywise.reindex.dry_run import DryRun, DryRunReport
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.run_state import replace_run
-from reindex.reindex_rig import Catalogue, Works, bodies_of, row
+from reindex.reindex_rig import Away, Catalogue, Works, bodies_of, row
 from running import run
 
 KEYS = [f"k{number:02d}" for number in range(20)]
@@ -76,11 +76,11 @@ def test_an_interrupted_start_for_some_rows_is_not_completed_by_one_for_all_rows
     async def story() -> None:
         await written_before(works)
         async with works.opened() as pipeline:
-            starting = ReindexRun(1, is_partial=True, started_at=await pipeline.admin.now())
+            starting = ReindexRun(1, starts=1, is_partial=True, started_at=await pipeline.admin.now())
             assert await replace_run(pipeline, None, starting)
             # The killed command had stored its only shard.
             shards = await RunPlan(keys=["k03"]).shards(pipeline.origin)
-            await require_origin(pipeline)[1].write(shards, 1)
+            await require_origin(pipeline)[1].write(shards, 1, 1)
         with pytest.raises(AdminError, match="reindex 1 of pipeline 'shop' is starting"):
             await works.start()
         report = await works.runs(keys=["k03"])
@@ -169,6 +169,19 @@ def test_a_dry_run_counts_what_the_run_then_does_and_writes_nothing(tmp_path: Pa
         report = await works.runs()
         assert report.counts == {"read": 21, "applied": 17, "stale": 2, "removed": 1, "dead": 1}
         assert report.gone == 1, "the operator is asked"
+
+    run(story())
+
+
+@pytest.mark.parametrize("plan", [{"shard_rows": 7}, {"keys": KEYS}])
+def test_a_dry_run_goes_on_after_its_origin_has_throttled_it(tmp_path: Path, plan: dict[str, Any]):
+    origin, works = works_of(tmp_path)
+
+    async def story() -> None:
+        await written_before(works)
+        origin.before_scan, origin.before_fetch = Away(2, ThrottledError("slow")), Away(2, ThrottledError("slow"))
+        report = await dry(works, is_checked=False, **plan)
+        assert report.counts == {"read": 20, "apply": 20}
 
     run(story())
 

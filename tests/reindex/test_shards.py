@@ -14,8 +14,8 @@ def test_a_worker_of_an_earlier_run_gets_no_shard_of_a_later_one():
     shards = ShardLedger(MemoryLedger(MemoryDatabase(), "shop/reindex", LedgerPolicy()), "w1", Settings())
 
     async def story():
-        await shards.write([ShardProgress(Shard("all"))], 1)
-        await shards.write([ShardProgress(Shard("all"))], 2)
+        await shards.write([ShardProgress(Shard("all"))], 1, 1)
+        await shards.write([ShardProgress(Shard("all"))], 2, 1)
         return await shards.claim(shard_key(0), 1), await shards.claim(shard_key(0), 2)
 
     late, current = run(story())

@@ -241,8 +241,8 @@ def test_no_run_begins_behind_the_barrier_of_one_that_was_ended(catalogue):
             raised = replace(before := await store.controls(), move=Move(back.live, back.into, 1))
             assert await store.replace_controls(before, raised)
             await admin.cancel()
-            for begin in (lambda: admin.start(RunPlan(is_checked=False)), admin.rollback):
-                with pytest.raises(AdminError, match="a swap is being called off"):
+            for begin in (lambda: admin.start(RunPlan(is_checked=False)), admin.rollback, admin.drop):
+                with pytest.raises(AdminError, match="the barrier of the last swap is still up; a worker lifts it"):
                     await begin()
 
     run(story())

@@ -2,7 +2,7 @@
 
 import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -185,3 +185,22 @@ def test_some_rows_that_cannot_be_read_stop_no_run_and_become_dead_letters(tmp_p
         assert bodies_of(works.ledger_file) == {key: row(key, 1) for key in known or KEYS[1:]}
 
     run(story())
+
+
+def test_an_origin_that_returns_the_row_of_another_key_is_refused_by_name(tmp_path: Path):
+    origin = Catalogue(*(row(key, 1) for key in KEYS))
+    works = Works(tmp_path, origin)
+
+    async def other_rows(keys: Sequence[str]) -> dict[str, Any]:
+        return {key: row(f"{key}-other", 1) for key in keys}
+
+    async def story() -> None:
+        await works.handles(*(row(key, 1) for key in KEYS))
+        origin.fetch = other_rows
+        with pytest.raises(
+            AdminError, match="asked for the row of 'k0', the origin has returned the row of 'k0-other'"
+        ):
+            await works.start()
+        assert (await works.controls()).run is None, "nothing was started"
+
+    run(story(), limit_s=60)

@@ -82,6 +82,8 @@ def waiting_texts(name: str, report: RunReport) -> list[str]:
         return [f"its start was interrupted; repeat it with keywise reindex start {name}{into}{some}"]
     if report.is_unattended:
         return [UNATTENDED]
+    if report.is_held:
+        return [f"the pipeline is paused, and its rows wait; resume it with keywise resume --all --pipeline {name}"]
     texts = [f"{_shard_text(one)}; see the log of the workers for the cause" for one in report.stalled]
     if run.state is RunState.CATCHING_UP and last.refused and not run.swaps:
         texts.append(

@@ -30,7 +30,10 @@ class RunState(enum.StrEnum):
     """How far a reindex has come."""
 
     STARTING = "starting"
-    """Its target is being created, and its shards are being written to the ledger; no worker reads them yet."""
+    """Its target is being created, and its shards are being written to the ledger; no worker reads them yet.
+
+    If its start is interrupted, the next start writes all of its shards again.
+    """
     SCANNING = "scanning"
     SWEEPING = "sweeping"
     """All shards are read. Postponed rows are written; in place, keys that the run has not written are looked up."""
@@ -50,6 +53,10 @@ class ReindexRun(msgspec.Struct, frozen=True):
     """How many shards the run has. The ledger may have more: those from this number on are of earlier runs."""
     is_partial: bool = False
     """The run reads only some rows. It cannot know which keys are gone, so its sweep writes postponed rows only."""
+    starts: int = 0
+    """How many starts have begun to write its shards: one that is interrupted is completed by another one."""
+    starter: str = ""
+    """The process of the last of these starts."""
     also_removed: bool = False
     """Also write rows at a version that an operator has removed."""
     delete_max: int | None = None

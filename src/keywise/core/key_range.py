@@ -6,8 +6,8 @@ from typing import TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from keywise.core.errors import OriginError
-from keywise.core.origin import CURSOR_MAX_BYTES, Page, Shard
+from keywise.core.errors import AdminError, OriginError
+from keywise.core.origin import CURSOR_MAX_BYTES, SHARDS_MAX, Page, Shard
 
 BOUND_MAX_BYTES = 320
 """The longest key that bounds a shard: two of them fit into its `bounds`, even if JSON escapes every byte."""
@@ -52,11 +52,16 @@ async def shards_by_keys(key_after: Callable[[str | None, int], Awaitable[str | 
 
     `key_after(low, size)` returns the key that is `size` keys after `low` (None: from the first key on), or None if
     fewer keys follow. It skips keys that are too long for a bound. Each call reads a part of the index, so no statement
-    runs for long on a large table.
+    runs for long on a large table. Raises `AdminError` as soon as there are too many shards.
     """
     bounds: list[str | None] = [None]
     while (key := await key_after(bounds[-1], size)) is not None:
         bounds.append(key)
+        if len(bounds) > SHARDS_MAX:
+            raise AdminError(
+                f"the origin has more than {SHARDS_MAX:,} shards of about {size:,} rows; make them larger with "
+                "--shard-rows"
+            )
     # The last shard has no end, so that every key that is inserted later is in some shard.
     ends = [*bounds[1:], None]
     return [

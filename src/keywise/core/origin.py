@@ -9,6 +9,8 @@ from keywise.core.resource import AsyncResource
 
 CURSOR_MAX_BYTES = 3 * 1024
 """The longest cursor, and the longest bounds of a shard: the ledger keeps both in the position of the shard."""
+SHARDS_MAX = 100_000
+"""The most shards of an origin."""
 
 
 class Shard(msgspec.Struct, frozen=True):

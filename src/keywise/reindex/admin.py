@@ -13,7 +13,7 @@ from keywise.reindex.gate import SAMPLE_KEYS, Gate, GateResult
 from keywise.reindex.notice import check_receiver
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import report_run
-from keywise.reindex.run_state import replace_run
+from keywise.reindex.run_state import BARRIER_IS_UP, replace_run
 from keywise.reindex.shards import ShardLedger
 from keywise.reindex.targets import (
     check_beside,
@@ -70,10 +70,15 @@ class ReindexAdmin:
                 await create_beside(self.pipeline, run, plan.definition)
             except AdminError:
                 # A target that is refused now is refused by every repetition, so this start leaves no run behind.
-                if run is not before:
+                if run.starts == 1:
                     await replace_run(self.pipeline, run, before)
                 raise
-        await self._shards.write(shards, run.generation)
+        # The run has all shards of this start, and no others. While it is starting, no worker reads a shard, so this
+        # start may replace each one that an earlier start has written. It moves the run on only if no later start has
+        # begun, because that one would have changed the run. From then on no start of this run begins any more, and an
+        # earlier one that wakes up is refused by the ledger: the place of a shard begins at the number of its start.
+        if not await self._shards.write(shards, run.generation, run.starts):
+            raise self._changed_meanwhile()
         scanning = replace(run, state=RunState.SCANNING, shards=len(shards))
         if not await replace_run(self.pipeline, run, scanning):
             raise self._changed_meanwhile()
@@ -102,12 +107,19 @@ class ReindexAdmin:
             )
 
     async def _begin(self, before: ReindexRun | None, plan: RunPlan, live: str) -> ReindexRun:
-        """Store the run as starting, with its generation: no other start can take the same one."""
+        """Store the run as starting, with its generation and the number of this start: no other start can take both.
+
+        The start of a run that was interrupted is completed with the options of this plan.
+        """
+        starts = 1
         if before is not None and before.state is RunState.STARTING and _is_same(before, plan):
-            return before
-        generation = await next_generation(self.pipeline, plan)
+            generation, starts = before.generation, before.starts + 1
+        else:
+            generation = await next_generation(self.pipeline, plan)
         run = ReindexRun(
             generation,
+            starts=starts,
+            starter=self.pipeline.owner,
             into=target_of(plan, generation),
             live=live,
             is_partial=plan.is_partial,
@@ -141,9 +153,10 @@ class ReindexAdmin:
         if report is not None and report.gone and (not report.run.is_paused or delete_max is not None):
             allowed = 0 if delete_max is None else delete_max
             if allowed < report.gone:
+                gone = "1 key is" if report.gone == 1 else f"{report.gone:,} keys are"
                 raise AdminError(
-                    f"the sweep has found {report.gone:,} gone keys and may not delete so many; allow it with "
-                    f"--delete-max {report.gone}, or end the run with keywise reindex cancel {self.pipeline.name}"
+                    f"{gone} gone from the origin, more than the run may delete; allow it with --delete-max "
+                    f"{report.gone}, or end the run with keywise reindex cancel {self.pipeline.name}"
                 )
 
         def resumed(run: ReindexRun) -> ReindexRun:
@@ -234,7 +247,7 @@ class ReindexAdmin:
         """Return the target that `drop` deletes, and the generation of its scope; raise `AdminError` if it may not."""
         controls = await self._controls_without_run()
         if controls.move is not None:
-            raise AdminError("a swap is being called off; try again in some seconds")
+            raise AdminError(BARRIER_IS_UP)
         if (droppable := droppable_target(controls)) is None:
             raise AdminError(
                 f"pipeline {self.pipeline.name!r} has no target beside the live one, so nothing was dropped"
@@ -314,7 +327,7 @@ def _state_of(run: ReindexRun) -> str:
 
 def _is_same(run: ReindexRun, plan: RunPlan) -> bool:
     """Whether a plan asks for this run again: a script may repeat its start after a crash."""
-    # Some of its shards may be stored already, so a plan for all rows cannot complete a start for some rows.
+    # A plan for all rows does not complete a start for some rows: it is more likely another operator's.
     is_like = plan.is_partial == run.is_partial and target_of(plan, run.generation) == run.into
     is_unfinished = run.state is RunState.STARTING and plan.generation is None
     return is_like and (is_unfinished or plan.generation == run.generation)

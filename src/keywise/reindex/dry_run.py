@@ -2,14 +2,17 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
 from keywise.core.change import Change, is_unversioned
 from keywise.core.controls import Controls, ReindexRun
 from keywise.core.entry import LedgerPolicy, RefusalReason
+from keywise.core.errors import ThrottledError
 from keywise.core.origin import Origin
 from keywise.core.rules import decide_under
 from keywise.flow.handover import IGNORED
@@ -19,8 +22,10 @@ from keywise.reindex.admin import next_generation, require_origin
 from keywise.reindex.plan import RunPlan, check_page
 from keywise.reindex.rows import RowReader, row_deliveries
 from keywise.reindex.shards import READ, ShardProgress, entries_of, rows_expected
-from keywise.reindex.sweep import FETCH_KEYS, delete_limit
+from keywise.reindex.sweep import FETCH_KEYS, ORIGIN, delete_limit
 from keywise.reindex.version_check import check_rows, check_versions
+
+T = TypeVar("T")
 
 PAGE_ROWS = 500
 INSPECTED_AT_ONCE = 16
@@ -82,10 +87,11 @@ class DryRun:
 
     async def _pages(self, progress: ShardProgress) -> AsyncGenerator[Sequence[bytes], None]:
         if progress.keys:
-            yield [*(await self._origin.fetch(progress.keys)).values()]
+            yield [*(await self._ask(partial(self._origin.fetch, progress.keys))).values()]
             return
         while not progress.is_last:
-            page = await self._origin.scan(progress.shard, progress.after, progress.rows_left(PAGE_ROWS))
+            rows_left = progress.rows_left(PAGE_ROWS)
+            page = await self._ask(partial(self._origin.scan, progress.shard, progress.after, rows_left))
             check_page(page, progress.after)
             yield page.rows
             progress = progress.past(page, {}, 0)
@@ -122,4 +128,14 @@ class DryRun:
 
     async def _missing(self, keys: Sequence[str]) -> int:
         """Return how many of these keys the origin does not have."""
-        return len(keys) - len(await self._origin.fetch(keys)) if keys else 0
+        return len(keys) - len(await self._ask(partial(self._origin.fetch, keys))) if keys else 0
+
+    async def _ask(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Call the origin, and again after a while as long as it throttles."""
+        attempts = 0
+        while True:
+            try:
+                return await call()
+            except ThrottledError as error:
+                attempts += 1
+                await self._pipeline.back_off(ORIGIN, error, attempts)

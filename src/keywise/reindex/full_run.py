@@ -20,7 +20,8 @@ from keywise.reindex.targets import drop_old, droppable_target, target_of
 PATIENCE_S = 600.0
 """How long a full run waits for a worker, and for lines of the gate that may hold after another pass."""
 STARTING_S = 10.0
-"""How long another process has to start a run: then it was killed meanwhile, and this one goes on in its place."""
+"""How long another process has to start a run: then it counts as killed, and this one goes on in its place. If it was
+only slow, its start is refused, and it follows the run too."""
 STARTING_LOOK_S = 0.2
 GATE_LOOK_S = 5.0
 """How long it waits before it asks the gate again: after a line did not hold, or a swap was refused."""

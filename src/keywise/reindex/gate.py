@@ -63,6 +63,28 @@ class GateResult(msgspec.Struct, frozen=True):
         return any(not line.is_transient for line in self.failing)
 
 
+class KeySample:
+    """A random sample of keys: each key that was added has the same chance to be in it."""
+
+    def __init__(self, keys_max: int, rng: random.Random) -> None:
+        self._keys_max = keys_max
+        self._rng = rng
+        self._seen = 0
+        self._chosen: list[tuple[str, Entry]] = []
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        return dict(self._chosen)
+
+    def add(self, key: str, entry: Entry) -> None:
+        """Perhaps take a key into the sample, in place of another one if the sample is full."""
+        self._seen += 1
+        if len(self._chosen) < self._keys_max:
+            self._chosen.append((key, entry))
+        elif (place := self._rng.randrange(self._seen)) < self._keys_max:
+            self._chosen[place] = key, entry
+
+
 class Gate:
     """Inspects the other target of a run. It changes nothing but the settings that made building it faster."""
 
@@ -159,13 +181,14 @@ class Gate:
 
     async def _content(self, run: ReindexRun, held: int) -> list[GateLine]:
         """Compare the number of keys in the target with the ledger, and a sample field by field with the origin."""
-        rows, sample = 0, dict[str, Entry]()
+        rows, sample = 0, KeySample(self._sample_keys, self._rng)
         async for key, entry in self._rows():
             rows += 1
-            self._choose(sample, rows, key, entry)
-        wrong = await self._wrong(run, sample)
+            sample.add(key, entry)
+        chosen = sample.entries
+        wrong = await self._wrong(run, chosen)
         compared = (
-            _count(len(sample), "key") if isinstance(self._other.sink, ReadableSink) else "the target cannot be read"
+            _count(len(chosen), "key") if isinstance(self._other.sink, ReadableSink) else "the target cannot be read"
         )
         examples = f", wrong: {', '.join(wrong[:NAMED_MAX])}" if wrong else ""
         return [
@@ -190,14 +213,6 @@ class Gate:
                 if entry.mark is not None and not entry.deleted:
                     yield key, entry
 
-    def _choose(self, sample: dict[str, Entry], number: int, key: str, entry: Entry) -> None:
-        """Perhaps take a key into the sample, which stays a random sample of the `number` keys seen so far."""
-        if len(sample) < self._sample_keys:
-            sample[key] = entry
-        elif self._rng.randrange(number) < self._sample_keys:
-            del sample[self._rng.choice(list(sample))]
-            sample[key] = entry
-
     async def _wrong(self, run: ReindexRun, sample: Mapping[str, Entry]) -> list[str]:
         if not isinstance(self._other.sink, ReadableSink):
             return []
@@ -219,6 +234,10 @@ class Gate:
                 truth = self._live.reader.read_one(truths[key]) if key in truths else None
             except MalformedError as error:
                 wrong.append(Difference(key, Kind.FAILED, detail=f"its row cannot be read: {error}"))
+                continue
+            if truth is not None and truth.key != key:
+                detail = f"the origin has returned the row of {truth.key!r} for it"
+                wrong.append(Difference(key, Kind.FAILED, detail=detail))
                 continue
             assert entry.mark is not None, "only keys with a row are chosen"
             if truth is None or truth.version != entry.mark[1]:

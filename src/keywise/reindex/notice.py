@@ -63,7 +63,9 @@ async def _send(pipeline: OpenPipeline, shards: ShardLedger, run: ReindexRun, cl
     """Send the notice under a claim; return whether it was sent and recorded."""
     heartbeat = asyncio.create_task(shards.renew_claims())
     try:
-        body = await _body(pipeline, shards)
+        if (body := await _body(pipeline, shards, run)) is None:
+            await shards.release(claim)
+            return False
         async with pipeline.connect_notifier(run.notify) as notifier:
             await notifier.notify(body)
         return await shards.commit(claim)
@@ -79,10 +81,11 @@ async def _send(pipeline: OpenPipeline, shards: ShardLedger, run: ReindexRun, cl
     return False
 
 
-async def _body(pipeline: OpenPipeline, shards: ShardLedger) -> bytes:
-    """Return the notice as JSON; docs/how-to/reindex.md lists its fields."""
+async def _body(pipeline: OpenPipeline, shards: ShardLedger, run: ReindexRun) -> bytes | None:
+    """Return the notice as JSON; docs/how-to/reindex.md lists its fields. None if the next run has begun."""
     report = await report_run(pipeline, shards)
-    assert report is not None, "a run has ended"
+    if report is None or (report.run.generation, report.run.started_at) != (run.generation, run.started_at):
+        return None
     run = report.run
     return msgspec.json.encode(
         {

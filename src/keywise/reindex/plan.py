@@ -5,12 +5,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from keywise.core.errors import AdminError, OriginError
-from keywise.core.origin import CURSOR_MAX_BYTES, FilterableOrigin, Origin, Page, Shard
+from keywise.core.origin import CURSOR_MAX_BYTES, SHARDS_MAX, FilterableOrigin, Origin, Page, Shard
 from keywise.reindex.shards import ShardProgress
 
 SHARD_ROWS = 10_000
 """About how many rows a shard has, if the operator does not say."""
-SHARDS_MAX = 100_000
 SIZE_MAX = 2**40
 """An origin is asked for shards of at most so many rows: a store may keep numbers in 64 bits."""
 NAME_MAX_BYTES = 512

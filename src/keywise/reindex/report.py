@@ -87,6 +87,8 @@ class RunReport(msgspec.Struct, frozen=True):
     """The target that was live before the last swap, and can be again."""
     is_moving: bool = False
     """Whether the barrier of a swap is up, so that changes wait."""
+    is_held: bool = False
+    """Whether an operator has paused the whole pipeline, so that rows in place wait."""
 
     @property
     def rows_read(self) -> int:
@@ -146,6 +148,7 @@ async def report_run(pipeline: OpenPipeline, shards: ShardLedger) -> RunReport |
         target=controls.target,
         spare=controls.spare,
         is_moving=controls.move is not None,
+        is_held=controls.is_paused and run.is_active and not run.is_beside,
     )
 
 

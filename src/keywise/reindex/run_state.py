@@ -8,6 +8,8 @@ from keywise.core.controls import ReindexRun, RunState
 from keywise.core.errors import AdminError
 from keywise.flow.pipeline import LEDGER, OpenPipeline
 
+BARRIER_IS_UP = "the barrier of the last swap is still up; a worker lifts it, so make sure that one runs, and try again"
+
 
 async def move_run(pipeline: OpenPipeline, run: ReindexRun, state: RunState) -> bool:
     """Move a run to another state; return False if it has changed meanwhile."""
@@ -31,7 +33,7 @@ async def replace_run(pipeline: OpenPipeline, before: ReindexRun | None, after: 
         if controls.run != before:
             return False
         if is_new and controls.move is not None:
-            raise AdminError("a swap is being called off; try again in some seconds")
+            raise AdminError(BARRIER_IS_UP)
         if is_cancel and controls.move is not None and controls.move.is_called:
             raise AdminError(f"the swap to {controls.move.after} can no longer be called off; it ends in a moment")
         reached = controls.generation if after is None else max(controls.generation, after.generation)

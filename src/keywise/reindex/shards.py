@@ -42,6 +42,8 @@ class ShardProgress(msgspec.Struct, frozen=True):
     """How far a shard is read. The ledger keeps it in the note of the position, and finally in that of the commit."""
 
     shard: Shard
+    start: int = 0
+    """Which start of the run has written the shard: the number of the last one is `ReindexRun.starts`."""
     keys: Sequence[str] = ()
     """Read these keys, and nothing else."""
     rows_max: int | None = None
@@ -72,7 +74,8 @@ class ShardProgress(msgspec.Struct, frozen=True):
 
     @property
     def position(self) -> Position:
-        return Position(self.pages, msgspec.json.encode(self))
+        # A place never falls, so a start cannot replace what a later start of the same run has written.
+        return Position(self.start + self.pages, msgspec.json.encode(self))
 
     @property
     def rows_expected(self) -> int | None:
@@ -237,29 +240,47 @@ class ShardLedger:
         """Stop renewing a claim that has ended, or that the caller leaves to expire. A second call does nothing."""
         self._heartbeat.drop([claim])
 
-    async def postpone(self, keys: Sequence[str], generation: int) -> None:
-        """Store the keys of rows that have not ended in time; the sweep writes them."""
-        by_digest = {_digest_key(key): key for key in keys}
-        headers = [ChangeHeader(digest, order_at(generation)) for digest in by_digest]
-        results = await self._ledger.claim(headers, self._terms)
-        notes = [Advance(one, Position(0, by_digest[one.key].encode())) for one in results.granted]
-        await self._ledger.advance(notes)
+    async def postpone(self, keys: Sequence[str], generation: int) -> bool:
+        """Store the keys of rows that have not ended in time; the sweep writes them.
+
+        Returns False if some of the keys could not be stored, because another worker is storing them and may die first.
+        """
+        order, by_digest = order_at(generation), {_digest_key(key): key for key in keys}
+        results = await self._ledger.claim([ChangeHeader(digest, order) for digest in by_digest], self._terms)
+        # A key of a later run is granted at the order of that run.
+        notes = [
+            Advance(one, Position(0, by_digest[one.key].encode())) for one in results.granted if one.order == order
+        ]
+        refused = await self._ledger.advance(notes)
         await self._ledger.release(results.granted)
+        # A refusal with a mark says that the sweep of this run has written the row, or that a later run has begun.
+        ended = [refusal for refusal in results.refused.values() if refusal.mark is not None]
+        return not refused and len(notes) + len(ended) == len(by_digest)
 
     # For operators and workers.
 
-    async def write(self, shards: Sequence[ShardProgress], generation: int) -> None:
-        """Write the entries of the shards of a new run. It may be repeated: a shard that was begun stays as it is."""
-        for start in range(0, len(shards), ENTRIES_AT_ONCE):
-            some = {shard_key(n): one for n, one in enumerate(shards[start : start + ENTRIES_AT_ONCE], start)}
-            results = await self._ledger.claim([ChangeHeader(key, order_at(generation)) for key in some], self._terms)
-            fresh = [claim for claim in results.granted if claim.position is None]
-            refused = await self._ledger.advance([Advance(claim, some[claim.key].position) for claim in fresh])
+    async def write(self, shards: Sequence[ShardProgress], generation: int, start: int) -> bool:
+        """Write the shards of a run in place of those that earlier starts of the run have written.
+
+        Returns False if the shards belong to a later start or a later run by now.
+        """
+        order, written = order_at(generation), [replace(one, start=start) for one in shards]
+        for first in range(0, len(written), ENTRIES_AT_ONCE):
+            some = {shard_key(n): one for n, one in enumerate(written[first : first + ENTRIES_AT_ONCE], first)}
+            results = await self._ledger.claim([ChangeHeader(key, order) for key in some], self._terms)
+            # A shard of a later run is granted at the order of that run.
+            own = [claim for claim in results.granted if claim.order == order]
+            refused = await self._ledger.advance([Advance(claim, some[claim.key].position) for claim in own])
             await self._ledger.release(results.granted)
-            held = [key for key, refusal in results.refused.items() if refusal.mark is None]
-            if refused or held:
-                key = refused[0].key if refused else held[0]
-                raise AdminError(f"a worker of an earlier run still holds {key!r}; start again in a few seconds")
+            for key, refusal in results.refused.items():
+                if refusal.mark is None:
+                    raise AdminError(
+                        f"a worker of an earlier run, or another start, still holds {key!r}; start again in a few "
+                        "seconds"
+                    )
+            if refused or len(own) < len(some):
+                return False
+        return True
 
     def entries(self) -> AsyncGenerator[tuple[str, Entry], None]:
         """Yield all entries of this scope, of the last run and of earlier ones."""

@@ -1,6 +1,6 @@
 """The target that a run fills beside the live one: the checks before it is created, its opening and its end."""
 
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 
 from msgspec.structs import replace
 
@@ -96,8 +96,11 @@ async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, k
     # The scope is cleared first, because opening a sink may create its target. If the target cannot be opened, an
     # earlier call has cleared the scope and deleted the target. Or the target was deleted by other means; then its
     # entries stay in a scope that no later run uses.
-    with suppress(DatabaseError):
-        async with pipeline.open_target(target, generation) as other:
+    async with AsyncExitStack() as stack:
+        other = None
+        with suppress(DatabaseError):
+            other = await stack.enter_async_context(pipeline.open_target(target, generation))
+        if other is not None:
             assert isinstance(other.ledger, TransferableLedger), "a run starts only on a ledger that lists its entries"
             await _close(other, target)
             await other.ledger.transfer.clear()
@@ -146,11 +149,14 @@ async def drop_old(pipeline: OpenPipeline, keep: int) -> list[str]:
 
     `keep` is how many stay besides the live one and the one that a run fills now; the spare always stays, and counts.
     """
-    sink, controls = require_targets(pipeline), await pipeline.control_store.controls()
+    sink = require_targets(pipeline)
+    # The targets come first: the controls then know every run that has created one of them.
+    targets = await sink.targets(pipeline.name)
+    controls = await pipeline.control_store.controls()
     run = controls.run
     filled = run.into if run is not None and run.is_active else ""
     stay = {await sink.current_target(), controls.target, controls.spare, filled}
-    old = [target for target in await sink.targets(pipeline.name) if target not in stay]
+    old = [target for target in targets if target not in stay]
     dropped = old[: max(0, len(old) - max(0, keep - bool(controls.spare)))]
     for target in dropped:
         await sink.drop_target(target)

@@ -119,13 +119,25 @@ async def _some_marks(pipeline: OpenPipeline) -> tuple[dict[str, Order], dict[st
 
 
 async def _versions(pipeline: OpenPipeline, origin: Origin, keys: list[str]) -> dict[str, int]:
-    """Return the versions that the rows of these keys have in the origin; a row that cannot be read is left out."""
+    """Return the versions that the rows of these keys have in the origin; a row that cannot be read is left out.
+
+    Raises `AdminError` if the origin returns the row of another key.
+    """
     versions: dict[str, int] = {}
     for start in range(0, len(keys), FETCH_KEYS):
-        rows = await origin.fetch(keys[start : start + FETCH_KEYS])
-        for row in rows.values():
+        some = keys[start : start + FETCH_KEYS]
+        rows = await origin.fetch(some)
+        for key in some:
+            if (row := rows.get(key)) is None:
+                continue
             with suppress(MalformedError):  # The run makes it a dead letter.
                 change = pipeline.reader.read_one(row)
+                if change.key != key:
+                    raise AdminError(
+                        f"asked for the row of {key!r}, the origin has returned the row of {change.key!r}; nothing was "
+                        f"written; see that the key column of the origin has what pipeline {pipeline.name!r} reads as "
+                        "the key of a message"
+                    )
                 if change.version is not None:
-                    versions[change.key] = change.version
+                    versions[key] = change.version
     return versions

@@ -274,7 +274,8 @@ class ReindexWorker:
                         return
                     ended = await self._write_page(run, queue, progress, page)
                 if ended is None:
-                    # No row has ended, so the sink, or the ledger scope of the rows, is away: no attempt counts.
+                    # The sink, or the ledger scope of the rows, is away, or another worker holds what this one has to
+                    # store: no attempt counts.
                     await ledger.fail(Failure(held, Certainty.CLEAN, LOOK_S, counts_attempt=False))
                     return
                 after = await ledger.advance(held, ended.position)
@@ -324,26 +325,46 @@ class ReindexWorker:
     async def _write_page(
         self, run: ReindexRun, queue: HandoverQueue, progress: ShardProgress, page: Page
     ) -> ShardProgress | None:
-        """Hand the rows of a page to the pipeline, and wait for them; return None if none of them has ended."""
+        """Hand the rows of a page to the pipeline, and wait for them.
+
+        Returns None if the page has to be read again: none of them has ended, and they are not paused, or some of them
+        could not be postponed.
+        """
         # A page that is read again may have other rows, and rows of the first reading may still wait in a lane.
         name = f"{run.generation}/{progress.shard.name}/{progress.pages}/{next(self._readings)}"
         handover = queue.put(row_deliveries(name, page.rows, self._pipeline.wall()))
         try:
-            await handover.settle(SETTLE_S, QUIET_S)
+            are_paused = self._are_paused(run, list(handover.waiting.values()))
+            await handover.settle(QUIET_S if are_paused else SETTLE_S, QUIET_S)
             left = list(handover.waiting.values())
-            if left and not handover.outcomes:
+            if left and not handover.outcomes and not are_paused:
                 return None
-            postponed = await self._postpone(run, left)
-            return progress.past(page, handover.outcomes, postponed, self._governor.pace)
+            if not await self._postpone(run, left):
+                return None
+            return progress.past(page, handover.outcomes, len(left), self._governor.pace)
         finally:
             queue.forget(handover)
 
-    async def _postpone(self, run: ReindexRun, rows: Sequence[Delivery]) -> int:
-        """Leave rows that have not ended to the sweep, so that the next page does not wait; return their number."""
-        if rows:
-            tickets = self._pipeline.reader.read(rows, 0, self._pipeline.clock()).tickets
-            await self._shards.postpone([ticket.change.key for ticket in tickets], run.generation)
-        return len(rows)
+    def _are_paused(self, run: ReindexRun, rows: Sequence[Delivery]) -> bool:
+        """Whether an operator has paused the keys of all these rows, so that none will end soon.
+
+        A pause of the whole pipeline does not count, because the sweep would get every row of the origin; nor does one
+        while a run fills another target, which has no pauses.
+        """
+        controls = self._pipeline.controls
+        if run.is_beside or controls.is_paused or not controls.pauses:
+            return False
+        tickets = self._pipeline.reader.read(rows, 0, self._pipeline.clock()).tickets
+        return all(controls.pauses_key(ticket.change.key) for ticket in tickets)
+
+    async def _postpone(self, run: ReindexRun, rows: Sequence[Delivery]) -> bool:
+        """Leave rows that have not ended to the sweep, so that the next page does not wait; return whether it could."""
+        if not rows:
+            return True
+        tickets = self._pipeline.reader.read(rows, 0, self._pipeline.clock()).tickets
+        if len(tickets) < len(rows):
+            return False  # A row that cannot be read has no key, and its dead letter is not stored yet.
+        return await self._shards.postpone([ticket.change.key for ticket in tickets], run.generation)
 
     # Helpers.
 
