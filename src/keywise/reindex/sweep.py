@@ -6,6 +6,7 @@ nothing has happened to the key in between.
 """
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -71,6 +72,7 @@ class Sweep:
         self._keys = 0
         """How many keys with a row the ledger has."""
         self._steps = 0
+        self._pages = itertools.count()
         self._deleted = 0
         """How many gone keys the run has deleted so far: its limit is for all attempts together."""
         self._missing: dict[str, Order] = {}
@@ -168,7 +170,7 @@ class Sweep:
         found = await self._fetch(list(keys))
         self._counts[FOUND] += len(found)
         self._missing |= {key: mark for key, mark in keys.items() if mark is not None and key not in found}
-        return not await self._hand_over(row_deliveries(self._name("sweep"), found.values(), self._pipeline.wall()))
+        return not await self._hand_over(row_deliveries(self._page_name(), found.values(), self._pipeline.wall()))
 
     async def _fetch(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         found: dict[str, bytes] = {}
@@ -198,8 +200,9 @@ class Sweep:
                 return
             await asyncio.sleep(min(LOOK_S, left_s))
 
-    def _name(self, part: str) -> str:
-        return f"{self._run.generation}/{part}"
+    def _page_name(self) -> str:
+        # Rows of an earlier page may still wait in a lane, which takes a row with a known id for a redelivery.
+        return f"{self._run.generation}/sweep/{next(self._pages)}"
 
     # Gone keys.
 
@@ -238,7 +241,7 @@ class Sweep:
                 return False
             await asyncio.sleep(min(LOOK_S, max(0.0, ask_at - self._pipeline.clock())))
         found = await self._fetch(list(self._missing))
-        rows = row_deliveries(self._name("found"), found.values(), self._pipeline.wall())
+        rows = row_deliveries(self._page_name(), found.values(), self._pipeline.wall())
         gone = {key: mark for key, mark in self._missing.items() if key not in found}
         self._counts[GONE] += len(gone)
         deletions = [gone_delivery(key, mark, self._pipeline.wall()) for key, mark in gone.items()]
