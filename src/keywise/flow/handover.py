@@ -45,12 +45,12 @@ class HandoverQueue:
         pass
 
     def put(self, deliveries: Iterable[Delivery]) -> "Handover":
-        """Hand over deliveries; a delivery that has not ended moves to the new handover."""
+        """Hand over deliveries. No other delivery with one of their ids waits for its end."""
         handover = Handover()
         for delivery in deliveries:
+            assert delivery.id not in self._open, f"delivery {delivery.id!r} is handed over twice"
             handover.waiting[delivery.id] = delivery
-            if delivery.id not in self._open:
-                self._ready.append(delivery)
+            self._ready.append(delivery)
             self._open[delivery.id] = handover
         self._arrivals.notify()
         handover.check()
