@@ -41,7 +41,12 @@ from keywise.reindex.shards import (
 FETCH_KEYS = 100
 """How many keys are looked up in the origin with one call."""
 SETTLE_S = 60.0
-"""How long the sweep waits for the next row to end, whose key may be paused. After that it starts again."""
+"""How long the sweep waits for the first row of a page to end: its handler may be slow."""
+QUIET_S = 5.0
+"""How long it waits for the next row to end, whose key may be paused, and for the first row after a page of which none
+has ended. After that it goes on with the next page."""
+REPEAT_S, REPEAT_MAX_S = 1.0, 30.0
+"""How much longer the sweep rests after each attempt before it is repeated, and the longest rest."""
 LOOK_S = 1.0
 ORIGIN = "origin"
 """The name of the origin in `Unavailable` events."""
@@ -73,6 +78,8 @@ class Sweep:
         """How many keys with a row the ledger has."""
         self._steps = 0
         self._pages = itertools.count()
+        self._first_s = SETTLE_S
+        """How long the next page waits for its first row to end."""
         self._deleted = 0
         """How many gone keys the run has deleted so far: its limit is for all attempts together."""
         self._missing: dict[str, Order] = {}
@@ -100,7 +107,9 @@ class Sweep:
                     await self._end()
             else:
                 self._steps += 1
-                await self._advance(claim)
+                if await self._advance(claim) and not self.needs_consent:
+                    # With the claim, or another worker would repeat the sweep at once.
+                    await self._rest(min(REPEAT_MAX_S, REPEAT_S * self._steps))
                 await self._shards.release(claim)
         except UnavailableError:
             raise
@@ -185,8 +194,9 @@ class Sweep:
         with self._governor.page():
             handover = self._queue.put(deliveries)
             try:
-                await handover.settle(SETTLE_S, SETTLE_S)
+                await handover.settle(self._first_s, QUIET_S)
                 left = list(handover.waiting.values())
+                self._first_s = SETTLE_S if handover.outcomes or not left else QUIET_S
             finally:
                 self._queue.forget(handover)
         self._counts.update(handover.outcomes)
