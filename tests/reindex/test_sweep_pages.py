@@ -1,13 +1,20 @@
-"""The sweep looks up keys page by page: no page waits for long for a row of another one, and few rows are on their way."""
+"""The sweep looks up keys page by page: a slow row does not hold up other pages, and few rows are on their way."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from keywise.core.change import Delivery
+from keywise.core.controls import RunState
+from keywise.core.entry import Claim
+from keywise.flow.handover import Handover, HandoverQueue
 from keywise.reindex import sweep, worker
+from keywise.reindex.admin import require_origin
+from keywise.reindex.rows import GoneKey
 from keywise.reindex.shards import SWEEP
+from keywise.reindex.sweep import Sweep
 from reindex.reindex_rig import Catalogue, Works, row
 from running import run
 
@@ -129,3 +136,140 @@ def test_a_sweep_rests_before_it_is_repeated_and_a_cancel_ends_the_rest(
             await working.until(is_let_go)
 
     run(story(), limit_s=60)
+
+
+@pytest.fixture
+def depths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows were on their way to the pipeline, each time when some were handed over."""
+    put, seen = HandoverQueue.put, list[int]()
+
+    def noting(self: HandoverQueue, deliveries: Sequence[Delivery]) -> Handover:
+        handover = put(self, deliveries)
+        seen.append(len(self._open))
+        return handover
+
+    monkeypatch.setattr(HandoverQueue, "put", noting)
+    return seen
+
+
+async def postpone(works: Works, keys: Sequence[str]) -> None:
+    async with works.opened() as pipeline:
+        await require_origin(pipeline)[1].postpone(keys, 1)
+
+
+def test_postponed_rows_are_read_and_handed_over_page_by_page(tmp_path: Path, depths: list[int]):
+    origin = Catalogue(*(row(key, 1) for key in KEYS))
+    origin.hidden = set(KEYS)
+    works = Works(tmp_path, origin)
+
+    async def story() -> None:
+        await works.start(is_checked=False)
+        await postpone(works, KEYS)
+        report = await works.work_until_ended()
+        assert (report.run.state, report.swept, report.postponed) == (
+            RunState.COMPLETE,
+            {"found": 250, "applied": 250},
+            0,
+        )
+        assert works.content() == dict.fromkeys(KEYS, 1)
+
+    run(story(), limit_s=60)
+    assert sorted(map(len, origin.fetched)) == [50, 100, 100]
+    assert max(depths) == 100
+
+
+def test_gone_keys_are_deleted_page_by_page(tmp_path: Path, depths: list[int]):
+    works = Works(tmp_path, Catalogue())
+
+    async def story() -> None:
+        await works.handles(*(row(key, 1) for key in KEYS))
+        report = await works.runs(is_checked=False, delete_max=250)
+        assert (report.run.state, report.swept["gone"], report.deleted) == (RunState.COMPLETE, 250, 250)
+        assert works.content() == {}
+
+    run(story(), limit_s=60)
+    assert max(depths) == 100
+
+
+def test_gone_keys_above_the_limit_are_counted_and_not_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    works = Works(tmp_path, Catalogue())
+    advance, kept = Sweep._advance, list[int]()
+
+    async def noting(self: Sweep, claim: Claim) -> bool:
+        kept.append(len(self._missing))
+        return await advance(self, claim)
+
+    async def story() -> None:
+        await works.handles(*(row(key, 1) for key in KEYS))
+        monkeypatch.setattr(Sweep, "_advance", noting)
+        report = await works.runs(is_checked=False, delete_max=120)
+        assert (report.run.state, report.gone) == (RunState.SWEEPING, 250)
+        assert works.content() == dict.fromkeys(KEYS, 1)
+
+    run(story(), limit_s=60)
+    assert max(kept) == 100
+
+
+def test_deletions_are_counted_page_by_page_before_they_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The first worker is lost before the second page, which therefore counts twice."""
+    monkeypatch.setattr(sweep, "FETCH_KEYS", 10)
+    works, keys = Works(tmp_path, Catalogue()), KEYS[:30]
+    hand_over, pages = Sweep._hand_over, list[int]()
+
+    async def failing(self: Sweep, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        pages.append(sum(isinstance(one, GoneKey) for one in deliveries))
+        if pages[-2:] == [10, 10]:
+            raise RuntimeError("this worker goes no further")
+        return await hand_over(self, deliveries)
+
+    async def story() -> None:
+        await works.handles(*(row(key, 1) for key in keys))
+        monkeypatch.setattr(Sweep, "_hand_over", failing)
+        report = await works.runs(is_checked=False, delete_max=30)
+        assert (report.deleted, report.gone, len(works.content())) == (20, 20, 20)
+
+    run(story(), limit_s=60)
+
+
+def test_a_cancel_is_noticed_between_two_pages_of_postponed_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sweep, "FETCH_KEYS", 1)
+    origin = Catalogue(*(row(key, 1) for key in KEYS))
+    origin.hidden = set(KEYS)
+    works = Works(tmp_path, origin)
+
+    async def story() -> None:
+        await works.start(is_checked=False)
+        await postpone(works, KEYS)
+        origin.before_fetch = cancelling(works, 2)
+        report = await works.work_until_ended()
+        assert report.run.state is RunState.CANCELLED
+
+    run(story(), limit_s=100)
+    assert 2 <= len(works.content()) <= len(origin.fetched) < len(KEYS)
+
+
+def test_a_cancel_is_noticed_between_two_pages_of_gone_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sweep, "FETCH_KEYS", 1)
+    works, keys = Works(tmp_path, Catalogue()), KEYS[:100]
+
+    async def story() -> None:
+        await works.handles(*(row(key, 1) for key in keys))
+        works.origin.before_fetch = cancelling(works, len(keys) + 2)
+        await works.start(is_checked=False, delete_max=len(keys))
+        report = await works.work_until_ended()
+        assert report.run.state is RunState.CANCELLED
+
+    run(story(), limit_s=100)
+    assert 0 < len(works.content()) <= len(keys) - 2
+
+
+def cancelling(works: Works, after: int) -> Callable[[Sequence[str]], Awaitable[None]]:
+    """Cancel the run after so many pages, and let the others take a while: workers notice it within a second."""
+
+    async def before_fetch(keys: Sequence[str]) -> None:
+        if len(works.origin.fetched) == after:
+            await works.cancel()
+        if len(works.origin.fetched) >= after:
+            await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.1)
+
+    return before_fetch
