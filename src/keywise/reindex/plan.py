@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from keywise.core.change import KEY_MAX_BYTES
 from keywise.core.errors import AdminError, OriginError
 from keywise.core.origin import CURSOR_MAX_BYTES, FilterableOrigin, Origin, Page, Shard, note_bytes
 from keywise.reindex.shards import ShardProgress
@@ -56,6 +57,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
             if not self.keys:
                 raise AdminError("there are no keys to read, so nothing was started; name one key a line")
             keys = self.keys if self.limit is None else self.keys[: self.limit]
+            if (too_long := next((key for key in keys if len(key.encode()) > KEY_MAX_BYTES), None)) is not None:
+                raise AdminError(f"key {too_long[:40]!r}… has more than {KEY_MAX_BYTES} bytes, so nothing was started")
             return [ShardProgress(Shard(f"keys {n}"), keys=some) for n, some in enumerate(_chunks(keys))]
         if self.where:
             assert isinstance(origin, FilterableOrigin), (
