@@ -108,7 +108,7 @@ def _tombstone_fetched(live: KeyState, other: KeyState) -> GapKind:
 async def _not_waited_for(
     self: ReindexWorker, run: ReindexRun, queue: HandoverQueue, progress: ShardProgress, page: Page
 ) -> ShardProgress:
-    name = f"{run.generation}/{progress.shard.name}/{progress.pages}"
+    name = f"{run.generation}/{progress.shard.name}/{progress.pages}/{next(self._readings)}"
     queue.put(row_deliveries(name, page.rows, self._pipeline.wall()))
     return progress.past(page, {}, 0)
 

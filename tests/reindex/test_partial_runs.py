@@ -100,6 +100,30 @@ def test_a_run_over_no_key_is_refused(tmp_path: Path):
     run(story())
 
 
+@pytest.mark.parametrize("size", [513, 9000])
+def test_a_run_over_a_key_that_is_too_long_is_refused(tmp_path: Path, size: int):
+    """The keys of a shard are kept in its position."""
+    _, works = works_of(tmp_path)
+
+    async def story() -> None:
+        with pytest.raises(AdminError, match=r"key 'xxxx.*'… has more than 512 bytes, so nothing was started"):
+            await works.start(keys=["k03", "x" * size])
+        assert (await works.controls()).run is None
+
+    run(story())
+
+
+def test_the_keys_of_a_run_may_have_any_characters(tmp_path: Path):
+    keys = [sign * 511 + end for sign in ('"', "\\", "\x01", "k") for end in "ab"]
+    works = Works(tmp_path, Catalogue(*(row(key, 1) for key in keys)))
+
+    async def story() -> None:
+        report = await works.runs(keys=keys)
+        assert report.counts == {"read": 8, "applied": 8}
+
+    run(story())
+
+
 def test_a_generation_is_named_by_its_number_and_the_same_number_is_the_same_run(tmp_path: Path):
     _, works = works_of(tmp_path)
 

@@ -7,10 +7,10 @@ import msgspec
 from msgspec.structs import replace
 
 from keywise.core.errors import AdminError, OriginError
-from keywise.core.origin import CURSOR_MAX_BYTES, SHARDS_MAX, Page, Shard
+from keywise.core.origin import CURSOR_MAX_BYTES, SHARDS_MAX, Page, Shard, note_bytes
 
 BOUND_MAX_BYTES = 320
-"""The longest key that bounds a shard: two of them fit into its `bounds`, even if JSON escapes every byte."""
+"""The longest key that bounds a shard: two of them fit into its `bounds`, even if it has quotes only."""
 CONDITION_MAX_BYTES = 500
 """The longest condition: it is kept in the note of each shard."""
 
@@ -56,6 +56,10 @@ async def shards_by_keys(key_after: Callable[[str | None, int], Awaitable[str | 
     """
     bounds: list[str | None] = [None]
     while (key := await key_after(bounds[-1], size)) is not None:
+        while key is not None and not _is_bound(key):
+            key = await key_after(key, 1)
+        if key is None:
+            break
         bounds.append(key)
         if len(bounds) > SHARDS_MAX:
             raise AdminError(
@@ -97,4 +101,9 @@ async def read_page(read: ReadRows, shard: Shard, after: str, limit: int) -> Pag
 
 
 def _fits(key: str) -> bool:
-    return len(key.encode()) < CURSOR_MAX_BYTES
+    return note_bytes(key) < CURSOR_MAX_BYTES
+
+
+def _is_bound(key: str) -> bool:
+    """Whether two keys like this one fit into the bounds of a shard, which are JSON within JSON."""
+    return note_bytes(msgspec.json.encode(key).decode()) <= CURSOR_MAX_BYTES // 2 - len("[,null]")

@@ -8,7 +8,9 @@ import msgspec
 from keywise.core.resource import AsyncResource
 
 CURSOR_MAX_BYTES = 3 * 1024
-"""The longest cursor, and the longest bounds of a shard: the ledger keeps both in the position of the shard."""
+"""The longest cursor, and the longest bounds of a shard: the ledger keeps both in the position of the shard.
+
+It keeps them as JSON, so `note_bytes` counts."""
 SHARDS_MAX = 100_000
 """The most shards of an origin."""
 
@@ -58,6 +60,11 @@ class Origin(AsyncResource, Protocol):
 
     async def fetch(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         """Return the current rows of these keys. A key that has no row is left out."""
+
+
+def note_bytes(text: str) -> int:
+    """Return how many bytes a text has in a position: JSON escapes quotes, backslashes and control characters."""
+    return len(msgspec.json.encode(text)) - len('""')
 
 
 @runtime_checkable

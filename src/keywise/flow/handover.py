@@ -45,12 +45,12 @@ class HandoverQueue:
         pass
 
     def put(self, deliveries: Iterable[Delivery]) -> "Handover":
-        """Hand over deliveries; a delivery that has not ended moves to the new handover."""
+        """Hand over deliveries. No other delivery with one of their ids waits for its end."""
         handover = Handover()
         for delivery in deliveries:
+            assert delivery.id not in self._open, f"delivery {delivery.id!r} is handed over twice"
             handover.waiting[delivery.id] = delivery
-            if delivery.id not in self._open:
-                self._ready.append(delivery)
+            self._ready.append(delivery)
             self._open[delivery.id] = handover
         self._arrivals.notify()
         handover.check()
@@ -115,16 +115,18 @@ class Handover:
         self.outcomes: Counter[str] = Counter()
         """How the others have ended."""
         self.ended = asyncio.Event()
+        self._progress = Wakeup()
 
     def check(self) -> None:
+        self._progress.notify()
         if not self.waiting:
             self.ended.set()
 
     async def settle(self, first_s: float, next_s: float) -> None:
         """Wait until all have ended, or until none has ended for a while: `first_s` for the first, then `next_s`."""
-        seen = -1
-        while not self.ended.is_set() and seen != self.outcomes.total():
-            seen = self.outcomes.total()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(next_s if seen else first_s):
-                    await self.ended.wait()
+        with suppress(TimeoutError):
+            while not self.ended.is_set():
+                left = len(self.waiting)
+                async with asyncio.timeout(next_s if self.outcomes else first_s):
+                    while len(self.waiting) == left:
+                        await self._progress.wait()

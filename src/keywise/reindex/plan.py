@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from keywise.core.change import KEY_MAX_BYTES
 from keywise.core.errors import AdminError, OriginError
-from keywise.core.origin import CURSOR_MAX_BYTES, SHARDS_MAX, FilterableOrigin, Origin, Page, Shard
+from keywise.core.origin import CURSOR_MAX_BYTES, SHARDS_MAX, FilterableOrigin, Origin, Page, Shard, note_bytes
 from keywise.reindex.shards import ShardProgress
 
 SHARD_ROWS = 10_000
@@ -55,6 +56,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
             if not self.keys:
                 raise AdminError("there are no keys to read, so nothing was started; name one key a line")
             keys = self.keys if self.limit is None else self.keys[: self.limit]
+            if (too_long := next((key for key in keys if len(key.encode()) > KEY_MAX_BYTES), None)) is not None:
+                raise AdminError(f"key {too_long[:40]!r}… has more than {KEY_MAX_BYTES} bytes, so nothing was started")
             return [ShardProgress(Shard(f"keys {n}"), keys=some) for n, some in enumerate(_chunks(keys))]
         if self.where:
             assert isinstance(origin, FilterableOrigin), (
@@ -75,8 +78,8 @@ def check_page(page: Page, after: str) -> None:
         raise OriginError("the origin returned a page without a cursor that is not the last one of its shard")
     if not page.is_last and page.after == after:
         raise OriginError("the origin returned a page with the cursor that it was given, so the next one is the same")
-    if len(page.after.encode()) > CURSOR_MAX_BYTES:
-        raise OriginError(f"the cursor of the origin has more than {CURSOR_MAX_BYTES} bytes")
+    if note_bytes(page.after) > CURSOR_MAX_BYTES:
+        raise OriginError(f"the cursor of the origin has more than {CURSOR_MAX_BYTES} bytes as JSON")
 
 
 def _chunks(keys: Sequence[str]) -> Iterator[list[str]]:
@@ -103,8 +106,8 @@ def _check_shards(shards: Sequence[Shard]) -> None:
     if len(names) < len(shards):
         raise OriginError("the origin has two shards with one name; give each shard a name of its own")
     for shard in shards:
-        if len(shard.bounds.encode()) > CURSOR_MAX_BYTES or len(shard.name.encode()) > NAME_MAX_BYTES:
+        if note_bytes(shard.bounds) > CURSOR_MAX_BYTES or note_bytes(shard.name) > NAME_MAX_BYTES:
             raise OriginError(
                 f"shard {shard.name[:40]!r} has too much text: the limits are {NAME_MAX_BYTES} bytes for its name, and "
-                f"{CURSOR_MAX_BYTES} for its bounds"
+                f"{CURSOR_MAX_BYTES} for its bounds, as JSON"
             )

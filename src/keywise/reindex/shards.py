@@ -5,7 +5,7 @@ same scope has entries for the sweep, the notice, the catch-up, and rows that we
 """
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -13,11 +13,23 @@ from msgspec.structs import replace
 
 from keywise.core.change import ChangeHeader, Order
 from keywise.core.clock import Clock, boot_time
-from keywise.core.entry import Advance, Claim, Commit, Entry, LeaseTerms, Level, Position, Refusal, RefusalReason
+from keywise.core.entry import (
+    NOTE_MAX_BYTES,
+    Advance,
+    Claim,
+    Commit,
+    Entry,
+    LeaseTerms,
+    Level,
+    Position,
+    Refusal,
+    RefusalReason,
+)
 from keywise.core.errors import AdminError
 from keywise.core.ledger import Failure, Ledger, PluggedLedger, TransferableLedger
 from keywise.core.origin import Page, Shard
 from keywise.core.settings import Settings
+from keywise.core.tracebacks import escaped
 from keywise.flow.heartbeat import Heartbeat
 from keywise.reindex.row_governor import Pace
 
@@ -161,7 +173,24 @@ class CatchUpProgress(msgspec.Struct, frozen=True):
 
     @property
     def position(self) -> Position:
-        return Position(self.steps, msgspec.json.encode(self))
+        """The position that keeps this progress. Keys and causes are shortened as far as its note has no room."""
+        characters = NOTE_MAX_BYTES
+        while len(note := msgspec.json.encode(self._shortened(characters))) > NOTE_MAX_BYTES:
+            characters //= 2
+        return Position(self.steps, note)
+
+    def _shortened(self, characters: int) -> "CatchUpProgress":
+        def short(texts: Iterable[str]) -> tuple[str, ...]:
+            return tuple(_shortened(text, characters) for text in texts)
+
+        return replace(
+            self,
+            stuck_keys=short(self.stuck_keys),
+            gone_keys=short(self.gone_keys),
+            failed=dict(zip(short(self.failed), short(self.failed.values()), strict=True)),
+            unresolved=short(self.unresolved),
+            refused=short(self.refused),
+        )
 
     @property
     def shrinks(self) -> bool:
@@ -342,3 +371,12 @@ def progress_of(entry: Entry, generation: int) -> ShardProgress | None:
 def _digest_key(key: str) -> str:
     """Return the key of a postponed row. It has a digest: the row's own key may be as long as the ledger allows."""
     return f"{ROW_KEY} {blake2b(key.encode(), digest_size=16).hexdigest()}"
+
+
+def _shortened(text: str, characters: int) -> str:
+    """Return the text, or its beginning and its end if it is longer: keys often begin alike. It has no lone surrogates.
+
+    Causes may have them, from file names, and JSON refuses them.
+    """
+    text, half = escaped(text), characters // 2
+    return text if len(text) <= characters else f"{text[:half]}…{text[-half:]}"

@@ -6,9 +6,10 @@ nothing has happened to the key in between.
 """
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import msgspec
 
@@ -40,7 +41,12 @@ from keywise.reindex.shards import (
 FETCH_KEYS = 100
 """How many keys are looked up in the origin with one call."""
 SETTLE_S = 60.0
-"""How long the sweep waits for the next row to end, whose key may be paused. After that it starts again."""
+"""How long the sweep waits for the first row of a page to end: its handler may be slow."""
+QUIET_S = 5.0
+"""How long it waits for the next row to end, whose key may be paused, and for the first row after a page of which none
+has ended. After that it goes on with the next page."""
+REPEAT_S, REPEAT_MAX_S = 1.0, 30.0
+"""How much longer the sweep rests after each attempt before it is repeated, and the longest rest."""
 LOOK_S = 1.0
 ORIGIN = "origin"
 """The name of the origin in `Unavailable` events."""
@@ -71,10 +77,14 @@ class Sweep:
         self._keys = 0
         """How many keys with a row the ledger has."""
         self._steps = 0
+        self._pages = itertools.count()
+        self._first_s = SETTLE_S
+        """How long the next page waits for its first row to end."""
         self._deleted = 0
         """How many gone keys the run has deleted so far: its limit is for all attempts together."""
         self._missing: dict[str, Order] = {}
-        """Keys that the origin did not have at the first request, with their marks."""
+        """Keys that the origin did not have at the first request, with their marks; empty if they are too many."""
+        self._missing_count = 0
         self.has_ended = False
         """Whether this attempt has ended the run."""
         self.needs_consent = False
@@ -98,10 +108,15 @@ class Sweep:
                     await self._end()
             else:
                 self._steps += 1
-                await self._advance(claim)
+                if await self._advance(claim) and not self.needs_consent:
+                    # With the claim, or another worker would repeat the sweep at once.
+                    await self._rest(min(REPEAT_MAX_S, REPEAT_S * self._steps))
                 await self._shards.release(claim)
         except UnavailableError:
-            raise
+            if not self._is_over():
+                raise
+            with suppress(UnavailableError):
+                await self._shards.release(claim)
         except Exception as error:
             # The origin runs user code, or its table has changed. Some worker tries again later.
             await self._shards.fail(report_failure(self._pipeline, claim, error))
@@ -114,27 +129,29 @@ class Sweep:
         Return False if the sweep has to be repeated: the run has ended or is paused, another worker has taken the sweep
         over, a row has not ended, or the operator has to consent.
         """
-        postponed = {
-            key: entry.position.note.decode()
-            async for key, entry in self._shards.entries()
-            if key.startswith(ROW_KEY) and entry.position is not None and not is_finished(entry, self._run.generation)
-        }
-        is_whole = await self._look_up(dict.fromkeys(postponed.values()))
+        is_whole = True
+        async with aclosing(self._postponed()) as pages_of_postponed:
+            async for postponed in pages_of_postponed:
+                if not await self._goes_on(claim):
+                    return False
+                if await self._look_up(dict.fromkeys(postponed.values())):
+                    await self._end_postponed(postponed)
+                else:
+                    is_whole = False
         if self._run.is_partial or self._run.is_beside:
             # A partial run knows nothing about the keys that it was not to read. For a run beside, the passes that
             # follow look up the other keys.
-            if is_whole:
-                await self._end_postponed(postponed)
             return is_whole
         async with aclosing(self._unwritten()) as pages:
             async for page in pages:
-                if self._is_over() or not await self._advance(claim):
+                if not await self._goes_on(claim):
                     return False
                 is_whole &= await self._look_up(page)
-        if not is_whole or not await self._may_delete(claim) or not await self._delete_gone(claim):
-            return False
-        await self._end_postponed(postponed)
-        return True
+        return is_whole and await self._may_delete(claim) and await self._delete_gone(claim)
+
+    async def _goes_on(self, claim: Claim) -> bool:
+        """Whether the run goes on, and this worker still holds the claim. It is asked before each page."""
+        return not self._is_over() and await self._advance(claim)
 
     async def _advance(self, claim: Claim) -> bool:
         """Store the progress; return False if the claim is lost.
@@ -142,9 +159,23 @@ class Sweep:
         The place stays the same: an attempt that fails begins again at the beginning, so its pages are no progress, and
         the ledger goes on counting the attempts.
         """
-        gone = len(self._missing) if self.needs_consent else 0
+        gone = self._missing_count if self.needs_consent else 0
         progress = SweepProgress(self._steps, dict(+self._counts), gone, self._deleted)
         return await self._shards.advance(claim, progress.position) is not None
+
+    async def _postponed(self) -> AsyncGenerator[dict[str, str], None]:
+        """Yield pages of keys whose rows the run has postponed, by the keys of their entries."""
+        page: dict[str, str] = {}
+        async with aclosing(self._shards.entries()) as entries:
+            async for key, entry in entries:
+                is_ended = is_finished(entry, self._run.generation)
+                if key.startswith(ROW_KEY) and entry.position is not None and not is_ended:
+                    page[key] = entry.position.note.decode()
+                if len(page) == FETCH_KEYS:
+                    yield page
+                    page = {}
+        if page:
+            yield page
 
     async def _unwritten(self) -> AsyncGenerator[dict[str, Order | None], None]:
         """Yield pages of keys that have a row, by the ledger, and that this run has not written, with their marks."""
@@ -167,15 +198,19 @@ class Sweep:
         """
         found = await self._fetch(list(keys))
         self._counts[FOUND] += len(found)
-        self._missing |= {key: mark for key, mark in keys.items() if mark is not None and key not in found}
-        return not await self._hand_over(row_deliveries(self._name("sweep"), found.values(), self._pipeline.wall()))
+        self._note_missing({key: mark for key, mark in keys.items() if mark is not None and key not in found})
+        return not await self._hand_over(row_deliveries(self._page_name(), found.values(), self._pipeline.wall()))
+
+    def _note_missing(self, keys: Mapping[str, Order]) -> None:
+        """Remember missing keys; only count them once they are more than the run may delete in any case."""
+        self._missing_count += len(keys)
+        self._missing |= keys
+        if self._missing_count > (DELETE_MAX if self._run.delete_max is None else self._run.delete_max):
+            self._missing.clear()
 
     async def _fetch(self, keys: Sequence[str]) -> Mapping[str, bytes]:
-        found: dict[str, bytes] = {}
-        for start in range(0, len(keys), FETCH_KEYS):
-            some = keys[start : start + FETCH_KEYS]
-            found |= await self._pipeline.retry_until_reachable(ORIGIN, lambda some=some: self._origin.fetch(some))  # type: ignore[misc]
-        return found
+        """Return the rows of some keys; raise `UnavailableError` if the origin is away, and the sweep is over."""
+        return await self._pipeline.retry_until_reachable(ORIGIN, lambda: self._origin.fetch(keys), self._is_over)
 
     async def _hand_over(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Hand rows to the pipeline, and wait for them; return those that have not ended. Dead letters have."""
@@ -183,8 +218,9 @@ class Sweep:
         with self._governor.page():
             handover = self._queue.put(deliveries)
             try:
-                await handover.settle(SETTLE_S, SETTLE_S)
+                await handover.settle(self._first_s, QUIET_S)
                 left = list(handover.waiting.values())
+                self._first_s = SETTLE_S if handover.outcomes or not left else QUIET_S
             finally:
                 self._queue.forget(handover)
         self._counts.update(handover.outcomes)
@@ -198,15 +234,16 @@ class Sweep:
                 return
             await asyncio.sleep(min(LOOK_S, left_s))
 
-    def _name(self, part: str) -> str:
-        return f"{self._run.generation}/{part}"
+    def _page_name(self) -> str:
+        # Rows of an earlier page may still wait in a lane, which takes a row with a known id for a redelivery.
+        return f"{self._run.generation}/sweep/{next(self._pages)}"
 
     # Gone keys.
 
     async def _may_delete(self, claim: Claim) -> bool:
         """Whether the keys that seem to be gone may be deleted; if not, note how many they are for the operator."""
         limit = max(0, delete_limit(self._run.delete_max, self._keys + self._deleted) - self._deleted)
-        if len(self._missing) <= limit:
+        if self._missing_count <= limit:
             return True
         self.needs_consent = True
         await self._advance(claim)
@@ -214,7 +251,7 @@ class Sweep:
             events.SweepHeld(
                 pipeline=self._pipeline.name,
                 generation=self._run.generation,
-                keys=len(self._missing),
+                keys=self._missing_count,
                 delete_max=limit,
             )
         )
@@ -230,24 +267,33 @@ class Sweep:
         if not self._missing:
             return True
         if not self._origin.is_consistent:
-            self._counts[LAGGING] += len(self._missing)
+            self._counts[LAGGING] += self._missing_count
             return True
         ask_at = self._pipeline.clock() + self._pipeline.settings.horizon_s
         while self._pipeline.clock() < ask_at:
-            if self._is_over() or not await self._advance(claim):
+            if not await self._goes_on(claim):
                 return False
             await asyncio.sleep(min(LOOK_S, max(0.0, ask_at - self._pipeline.clock())))
-        found = await self._fetch(list(self._missing))
-        rows = row_deliveries(self._name("found"), found.values(), self._pipeline.wall())
-        gone = {key: mark for key, mark in self._missing.items() if key not in found}
-        self._counts[GONE] += len(gone)
-        deletions = [gone_delivery(key, mark, self._pipeline.wall()) for key, mark in gone.items()]
-        self._deleted += len(deletions)
-        if not await self._advance(claim):
-            return False
-        left = await self._hand_over([*rows, *deletions])
+        missing, left = list(self._missing), list[Delivery]()
+        for start in range(0, len(missing), FETCH_KEYS):
+            if self._is_over():
+                break
+            deliveries = await self._ask_again(missing[start : start + FETCH_KEYS])
+            # It is stored before the deletions, so that those of a worker that dies among them count.
+            self._deleted += sum(isinstance(one, GoneKey) for one in deliveries)
+            if not await self._advance(claim):
+                return False
+            left += await self._hand_over(deliveries)
         self._deleted -= sum(isinstance(one, GoneKey) for one in left)
-        return await self._advance(claim) and not left
+        return await self._goes_on(claim) and not left
+
+    async def _ask_again(self, keys: Sequence[str]) -> list[Delivery]:
+        """Return the rows of missing keys that the origin has now, and the deletions of the others."""
+        found, now = await self._fetch(keys), self._pipeline.wall()
+        gone = [key for key in keys if key not in found]
+        self._counts[GONE] += len(gone)
+        rows = row_deliveries(self._page_name(), found.values(), now)
+        return [*rows, *(gone_delivery(key, self._missing[key], now) for key in gone)]
 
     async def _end_postponed(self, keys: Iterable[str]) -> None:
         for key in keys:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 from keywise.core.bodies import encoded
 from keywise.core.errors import OriginError, SettingsError, UnavailableError
-from keywise.core.origin import CURSOR_MAX_BYTES, Page, Shard
+from keywise.core.origin import CURSOR_MAX_BYTES, Page, Shard, note_bytes
 
 THREADS = 4
 """How many calls of plain methods run at a time."""
@@ -94,5 +94,5 @@ class FunctionOrigin:
 
 
 def _check_length(what: str, text: str) -> None:
-    if len(text.encode()) > CURSOR_MAX_BYTES:
-        raise OriginError(f"{what} with more than {CURSOR_MAX_BYTES} bytes; return a shorter text")
+    if note_bytes(text) > CURSOR_MAX_BYTES:
+        raise OriginError(f"{what} with more than {CURSOR_MAX_BYTES} bytes as JSON; return a shorter text")

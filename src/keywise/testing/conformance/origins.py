@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from keywise.core.errors import SettingsError
-from keywise.core.origin import CURSOR_MAX_BYTES, Origin, Page, Shard
+from keywise.core.origin import CURSOR_MAX_BYTES, Origin, Page, Shard, note_bytes
 from keywise.testing.conformance.promise import Promises, same
 
 PAGES_MAX = 1000
@@ -101,7 +101,7 @@ async def pages_of(origin: Origin, shard: Shard, limit: int, after: str = "") ->
 def check_page(page: Page, limit: int) -> None:
     if len(page.rows) > limit:
         raise AssertionError(f"a page had {len(page.rows)} rows, though {limit} were asked for")
-    same("whether a cursor has at most 3 KiB and is not empty", 0 < len(page.after.encode()) <= CURSOR_MAX_BYTES, True)
+    same("whether a cursor has at most 3 KiB and is not empty", 0 < note_bytes(page.after) <= CURSOR_MAX_BYTES, True)
 
 
 async def scanned(origin: Origin, *, size: int, limit: int) -> list[tuple[str, str]]:
@@ -118,7 +118,7 @@ async def shards_of(origin: Origin, size: int) -> list[Shard]:
     shards = list(await origin.shards(size))
     same("whether there is a shard", bool(shards), True)
     same("whether the names of shards are unique", len({shard.name for shard in shards}), len(shards))
-    same("whether bounds have at most 3 KiB", all(len(one.bounds.encode()) <= CURSOR_MAX_BYTES for one in shards), True)
+    same("whether bounds have at most 3 KiB", all(note_bytes(one.bounds) <= CURSOR_MAX_BYTES for one in shards), True)
     return [msgspec.json.decode(msgspec.json.encode(shard), type=Shard) for shard in shards]
 
 
