@@ -44,6 +44,7 @@ LEVELS = {
     events.MarkedSuspect(pipeline="p", keys=3): logging.WARNING,
     events.Unrepairable(pipeline="p"): logging.WARNING,
     events.SinkEmpty(pipeline="p", keys=3, advice="do"): logging.WARNING,
+    events.Misdirected(pipeline="p", cause="no", advice="do"): logging.WARNING,
     events.SessionLost(pipeline="p", losses=1): logging.WARNING,
     events.CallEnded(pipeline="p", key="a", outcome="done", waited_s=1.0, ran_s=1.0): logging.DEBUG,
     events.CallRefused(pipeline="p", key="a", cause="no"): logging.WARNING,

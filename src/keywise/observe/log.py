@@ -19,6 +19,7 @@ _OF_STORES = (
     events.MarkedSuspect,
     events.Unrepairable,
     events.SinkEmpty,
+    events.Misdirected,
     events.SweepHeld,
     events.SwapRefused,
     events.Alarmed,

@@ -209,3 +209,12 @@ def test_nothing_is_announced_to_a_queue_in_memory(uploads: Uploads):
     uploads.write("shop.py", SHOP.replace('source("sqlite:///shop.db"', 'source("memory://"'))
     for arguments in (("force", uri), ("remove", uri), ("objects", "backfill", "logs")):
         expect(uploads.keywise(*arguments), 1, "a queue in memory that ends with this command")
+
+
+def test_a_run_warns_of_announcements_of_another_store_and_counts_them(uploads: Uploads):
+    uploads.act("send", "logs", "s3://in/a", "s3://in/b")
+    ran = uploads.act("run", "--until-empty", "--plain")
+    assert ran.err.count("misdirected") == 1
+    assert f"'s3://in/a' is not in the store file://{uploads.path}/in" in ran.err
+    header, row = [line.split() for line in ran.out.splitlines()[-2:]]
+    assert row[header.index("ignored")] == "2"

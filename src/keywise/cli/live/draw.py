@@ -193,7 +193,7 @@ def _format_event(event: events.Event) -> str:
             return format_held_sweep(event)
         case events.SwapRefused():
             return _cause(format_refused_swap(event))
-        case events.Alarmed():
+        case events.Alarmed() | events.Misdirected():
             return f"{_cause(event.cause)}; {_cause(event.advice)}"
     return plain(described(event))
 
