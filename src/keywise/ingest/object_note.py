@@ -19,6 +19,10 @@ class ContentNote(msgspec.Struct, frozen=True, omit_defaults=True):
     """How many of its records are dead letters, or were."""
     uri: str = ""
     """The URI, if the key has only its beginning and a hash."""
+    removed: bool = False
+    """An operator has removed the records. A deletion because the object is gone from its store is none."""
+    removed_etag: str = ""
+    """The ETag of the content that was removed; empty if it is not known."""
 
     @classmethod
     def of(cls, entry: Entry | None) -> Self:

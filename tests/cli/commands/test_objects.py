@@ -154,6 +154,22 @@ def test_a_backfill_prints_its_counts(uploads: Uploads):
     assert uploads.written() == [("a", 0, True)]
 
 
+def test_a_backfill_leaves_what_an_operator_has_removed(uploads: Uploads):
+    uri = uploads.put("a", "1")
+    uploads.read(uri)
+    uploads.act("remove", uri)
+    uploads.work()
+    assert re.search("^content +nothing: an operator removed it$", uploads.act("why", uri).out, re.MULTILINE)
+    facts = "0 unchanged, 0 being read, 0 skipped"
+    for arguments in ((), ("--dry-run",)):
+        counts = uploads.act("objects", "backfill", "logs", *arguments, "--json").json
+        assert (counts["announced"], counts["removed"]) == (0, 1)
+    line = uploads.act("objects", "backfill", "logs").out
+    assert line == f"listed 1 object: 0 announced, {facts}, 1 removed by an operator\n"
+    brought = uploads.act("objects", "backfill", "logs", "--also-removed").out
+    assert brought == f"listed 1 object: 1 announced, {facts}\n"
+
+
 def test_a_backfill_in_a_terminal_leaves_one_line(uploads: Uploads):
     uploads.put("a", "1")
     arguments = command("objects", "backfill", "logs")

@@ -190,9 +190,8 @@ def _about_object(about: ObjectReport, now: float) -> Iterator[tuple[str, str]]:
     content, progress, stored = about.content, about.progress, about.stored
     if content is not None:
         bad = f", of which {content.bad:,} bad" if content.bad else ""
-        held = (
-            f"ETag {content.etag}, {count(content.records, 'record')}{bad}" if content.etag else "nothing: it was gone"
-        )
+        gone = "nothing: an operator removed it" if content.removed else "nothing: it was gone"
+        held = f"ETag {content.etag}, {count(content.records, 'record')}{bad}" if content.etag else gone
         yield "content", held
     if about.extent:
         yield "extent", f"{about.extent:,}: the sink has no record from this number on, of any version"
