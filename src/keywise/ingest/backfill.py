@@ -166,7 +166,7 @@ class Backfill:
         content = ContentNote.of(entry)
         if entry.mark is not None and not entry.deleted and content.etag == one.etag:
             return "unchanged"
-        is_removed = entry.deleted and content.removed and content.removed_etag in ("", one.etag)
+        is_removed = entry.deleted and content.stays_removed(one.etag)
         return "removed" if is_removed and not self._also_removed else "announced"
 
     def _is_wanted(self, name: str) -> bool:

@@ -24,6 +24,10 @@ class ContentNote(msgspec.Struct, frozen=True, omit_defaults=True):
     removed_etag: str = ""
     """The ETag of the content that was removed; empty if it is not known."""
 
+    def stays_removed(self, etag: str) -> bool:
+        """Whether an operator has removed this content, or may have: then only the operator brings it back."""
+        return self.removed and self.removed_etag in ("", etag)
+
     @classmethod
     def of(cls, entry: Entry | None) -> Self:
         """Return the note of an entry, or an empty one if it has none that can be read."""

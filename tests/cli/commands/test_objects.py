@@ -81,7 +81,9 @@ def test_an_object_is_sent_read_shown_forced_and_removed(uploads: Uploads):
     found = uploads.act("why", uri, "--json").json["pipelines"][0]["object"]
     assert (found["content"]["records"], found["stored"]["size"], found["differs"]) == (3, 6, False)
     uploads.put("a", "4")
-    assert "keywise force            announces it above all of these" in uploads.act("why", uri).out
+    why = uploads.act("why", uri).out
+    assert "keywise force            announces it above all of these" in why
+    assert "keywise objects backfill logs does so for every object whose content differs" in why
     forced = uploads.act("force", uri).out
     assert forced == f"announced {uri!r} again in logs, at no version; a worker reads it\n"
     uploads.written()
@@ -160,6 +162,9 @@ def test_a_backfill_leaves_what_an_operator_has_removed(uploads: Uploads):
     uploads.act("remove", uri)
     uploads.work()
     assert re.search("^content +nothing: an operator removed it$", uploads.act("why", uri).out, re.MULTILINE)
+    why = uploads.act("why", uri).out
+    assert re.search("^store +has the content that was removed: ETag", why, re.MULTILINE)
+    assert "keywise force " in why and "keywise objects backfill" not in why
     facts = "0 unchanged, 0 being read, 0 skipped"
     for arguments in ((), ("--dry-run",)):
         counts = uploads.act("objects", "backfill", "logs", *arguments, "--json").json
