@@ -64,9 +64,9 @@ def test_with_write_anyway_pages_are_written_without_the_ledger_and_put_right_af
     shop.until(lambda: shop.stock() == shop.wanted(), "the second versions, without the ledger")
     shop.change(KEYS[:10], 3, again=first)
     ledger.start()
-    shop.until(lambda: shop.said("ledgerback") >= 1, "the ledger to be back")
+    shop.until(lambda: shop.said("ledger back") >= 1, "the ledger to be back")
     shop.until(lambda: is_calm(shop.figures()), "all keys to be repaired", limit_s=120)
-    assert shop.said("markedsuspect") >= 1
+    assert shop.said("marked suspect") >= 1
     assert shop.stock() == shop.wanted()
     assert shop.figures()["dead"] == 0
 
@@ -79,7 +79,7 @@ def test_with_wait_nothing_is_lost_while_the_ledger_is_away(ledger, shop):
     before = shop.stock()
     ledger.stop()
     shop.change(KEYS, 2, again=first)
-    shop.until(lambda: shop.said("ledgerdown") >= 1, "the outage to be noticed")
+    shop.until(lambda: shop.said("ledger down") >= 1, "the outage to be noticed")
     assert shop.stock() == before
     ledger.start()
     shop.until(lambda: shop.stock() == shop.wanted() and is_calm(shop.figures()), "the second versions")

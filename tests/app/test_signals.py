@@ -117,7 +117,7 @@ def test_a_plain_handler_that_slept_past_its_lease_is_suspected_and_put_right(st
         sleeper.signal(signal.SIGSTOP)
     other = start("leased", **SHORT, **LATE)
     until(lambda: len(store.content()) == ASLEEP, "the takeovers", other.check)
-    assert other.said("tookover") == ASLEEP
+    assert other.said("taken over") == ASLEEP
     assert store.counts().suspects == ASLEEP
     store.send(*changes(2, version=2), {"key": "k2", "version": 2, "gone": True})
     until(lambda: store.content() == {"k0": 2, "k1": 2, "k3": 1, "k4": 1, "k5": 1}, "newer changes", other.check)

@@ -111,7 +111,7 @@ def hunt_objects(
             for worker in workers:
                 worker.drain()
         tally.objects, tally.records = len(counts), sum(counts.values())
-        tally.takeovers = sum(note.startswith("tookover") for worker in workers for note in worker.notes)
+        tally.takeovers = sum(note.startswith("taken over") for worker in workers for note in worker.notes)
         letters = runner.run(rig.letters())
         tally.dead_letters = len(letters)
         tally.faults += [f"a dead letter: {letter.key}: {letter.cause}" for letter in letters[:5]]

@@ -44,6 +44,7 @@ LEVELS = {
     events.MarkedSuspect(pipeline="p", keys=3): logging.WARNING,
     events.Unrepairable(pipeline="p"): logging.WARNING,
     events.SinkEmpty(pipeline="p", keys=3, advice="do"): logging.WARNING,
+    events.Misdirected(pipeline="p", cause="no", advice="do"): logging.WARNING,
     events.SessionLost(pipeline="p", losses=1): logging.WARNING,
     events.CallEnded(pipeline="p", key="a", outcome="done", waited_s=1.0, ran_s=1.0): logging.DEBUG,
     events.CallRefused(pipeline="p", key="a", cause="no"): logging.WARNING,
@@ -88,8 +89,13 @@ def test_an_event_is_one_line_of_its_name_and_fields():
 def test_the_line_of_a_dead_letter_says_how_to_find_it():
     """The ledger numbers a letter when it stores it; a worker does not learn the number."""
     assert described(events.DeadLettered(pipeline="mails", key="a", version=1, cause="no")) == (
-        "deadlettered pipeline='mails' key='a' version=1 cause='no' (keywise dead list --pipeline 'mails')"
+        "dead letter pipeline='mails' key='a' version=1 cause='no' (keywise dead list --pipeline 'mails')"
     )
+
+
+def test_a_line_names_its_event_in_the_words_of_the_history():
+    assert described(events.TookOver(pipeline="p", key="a", crashes=0)).startswith("taken over pipeline='p'")
+    assert described(events.ClaimLost(pipeline="p", key="a")).startswith("claim lost pipeline='p'")
 
 
 def test_the_log_names_the_changes_that_ended_without_their_bodies(caplog: pytest.LogCaptureFixture):
@@ -136,7 +142,7 @@ def test_a_record_of_the_log_carries_the_fields_of_its_event(event: events.Event
 )
 def test_a_duration_has_three_digits(seconds: float, text: str):
     event = events.LedgerBack(pipeline="p", since=1794835428.123456, seconds=seconds)
-    assert described(event) == f"ledgerback pipeline='p' since=1794835428.123 seconds={text}"
+    assert described(event) == f"ledger back pipeline='p' since=1794835428.123 seconds={text}"
 
 
 @pytest.mark.parametrize("evil", ["a\nfailed pipeline='x'", "\x1b[31mred", "a\0b", "\r", "\u2028", "\u202e", "\ud800"])

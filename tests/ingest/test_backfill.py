@@ -74,6 +74,67 @@ async def test_a_missing_object_that_is_back_is_read_and_not_deleted(uploads: Up
     assert uploads.held("b") == [5]
 
 
+async def remove(uploads: Uploads, name: str) -> None:
+    """As the operator's command does: announce the removal, and let a worker carry it out."""
+    uri = uploads.uri(name)
+    await uploads.ask(lambda pipeline: pipeline.objects.announce(pipeline, uri, removed=True))
+    await uploads.work(1)
+
+
+@awaited
+@pytest.mark.parametrize("name", ["a", LONG], ids=["short", "long"])
+async def test_an_object_that_an_operator_has_removed_stays_removed(uploads: Uploads, name: str):
+    await uploads.read(uploads.put(name, 1))
+    await remove(uploads, name)
+    for dry_run in (True, False):
+        report = await filled(uploads, dry_run=dry_run)
+        assert (counts(report), report.removed) == ((1, 0, 0, 0), 1)
+    await remove(uploads, name)
+    assert (await filled(uploads)).removed == 1, "the second removal knows what the first one has removed"
+    report = await filled(uploads, also_removed=True)
+    assert (report.announced, report.removed) == (1, 0)
+    await uploads.work(1)
+    assert uploads.held(name) == [1]
+    assert counts(await filled(uploads)) == (1, 1, 0, 0)
+
+
+@awaited
+async def test_other_content_brings_a_removed_object_back(uploads: Uploads):
+    await uploads.read(uploads.put("a", 1))
+    await remove(uploads, "a")
+    uploads.put("a", 1, 2)
+    report = await filled(uploads)
+    assert (report.announced, report.removed) == (1, 0)
+    await uploads.work(1)
+    assert uploads.held("a") == [1, 2]
+
+
+@awaited
+async def test_an_object_that_was_removed_before_it_was_read_stays_removed(uploads: Uploads):
+    uploads.put("a", 1)
+    await remove(uploads, "a")
+    report = await filled(uploads)
+    assert (report.announced, report.removed) == (0, 1)
+
+
+@awaited
+async def test_an_object_that_was_gone_and_is_back_is_not_removed(uploads: Uploads):
+    """Only an operator removes: this deletion came from a backfill, after a removal that other content has ended."""
+    await uploads.read(uploads.put("a", 1), uploads.put("b", 2))
+    await remove(uploads, "b")
+    await filled(uploads, also_removed=True)
+    await uploads.work(1)
+    uploads.remove("b")
+    await filled(uploads)
+    await uploads.work(1)
+    assert uploads.held("b") == []
+    uploads.put("b", 2)
+    report = await filled(uploads)
+    assert (report.announced, report.removed) == (1, 0)
+    await uploads.work(1)
+    assert uploads.held("b") == [2]
+
+
 @awaited
 async def test_a_dry_run_announces_nothing(uploads: Uploads):
     await uploads.read(uploads.put("a", 1), uploads.put("b", 1))

@@ -12,6 +12,7 @@ from ingest.chunked_store import ChunkedStore
 from ingest.reading import finish, parts_of, plan_of, read, records_of
 from keywise.core.errors import ObjectError
 from keywise.ingest.compression import OUTPUT_BYTES, MemberDecompressor, compression_of
+from keywise.ingest.parts import UPLOAD_AGAIN
 
 PACKS = {"gzip": gzip.compress, "zstd": zstd.compress}
 SKIPPABLE = b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd"
@@ -45,10 +46,11 @@ def test_every_member_is_read_whatever_lies_between(name: str):
 
 @pytest.mark.parametrize("name", PACKS)
 def test_a_truncated_object_is_an_error_that_says_where_at_every_length(name: str):
+    assert "keywise dead replay or keywise objects backfill" in UPLOAD_AGAIN, "an upload alone may announce nothing"
     first, second = PACKS[name](b"a\n" * 10), PACKS[name](b"b\n" * 10)
     for length in range(len(first) + 1, len(first) + len(second)):
         where = f"at byte {length}, inside the {name} data that begins at byte {len(first)}"
-        with pytest.raises(ObjectError, match=f"^'o': the object ends {where}; it is truncated, so upload it again$"):
+        with pytest.raises(ObjectError, match=f"^'o': the object ends {where}; it is truncated: {UPLOAD_AGAIN}$"):
             read((first + second)[:length], plan_of("lines"))
 
 

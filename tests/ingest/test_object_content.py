@@ -113,13 +113,17 @@ async def test_csv_without_a_column_that_the_table_stores_is_a_dead_letter_and_n
         "all": b"text,level,host\na,info,web-1\n",
         "none": b"name,price\nchair,5\n",
         "one": b"level\ninfo\n",
+        "semicolons": b"level;text\ninfo;a\n",
+        "long": b"a" + b"b" * 1000 + b"\n1\n",
     }.items():
         await rig.put(name, content)
     await rig.work_until_empty()
     causes = {letter.key.rpartition("/")[2]: letter.cause for letter in await rig.letters()}
-    assert set(causes) == {"none", "one"}
-    assert "the CSV header lacks level, text, which the table stores; upload" in causes["none"]
-    assert "lacks text, which" in causes["one"]
+    assert set(causes) == {"none", "one", "semicolons", "long"}
+    assert "the CSV header 'name,price' lacks level, text, which the table stores; upload" in causes["none"]
+    assert "the CSV header 'level' lacks text, which" in causes["one"]
+    assert "the CSV header 'level;text' lacks level, text, which" in causes["semicolons"]
+    assert f"the CSV header 'a{'b' * 98}…' lacks" in causes["long"]
 
 
 @awaited

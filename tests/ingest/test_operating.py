@@ -222,7 +222,7 @@ async def test_a_letter_of_an_object_that_was_read_since_is_refused(tmp_path: Pa
     uploads.broken_at = None
     await act(uploads, lambda admin: admin.force(uri))
     await uploads.work(1)
-    with pytest.raises(LetterError, match="stays"):
+    with pytest.raises(LetterError, match=r"applied only once; it stays, drop it with keywise dead drop 1$"):
         await replay_all(uploads)
     assert (await uploads.depth(), len(await letters(uploads))) == (0, 1)
 

@@ -55,6 +55,13 @@ class Ignored(Event, frozen=True, kw_only=True):
     changes: int
 
 
+class Misdirected(Event, frozen=True, kw_only=True):
+    """A delivery was ignored that no object of this pipeline's store can have caused. Emitted once per process."""
+
+    cause: str
+    advice: str
+
+
 class Refused(Event, frozen=True, kw_only=True):
     """The ledger refused a claim for now: busy, deferred, paused or limited. The change waits."""
 

@@ -82,6 +82,8 @@ class UserRecordTable(msgspec.Struct, frozen=True):
     version: str = "version"
     body: str = "body"
     columns: Sequence[str] = ()
+    whole_number: str = "bigint"
+    """What the database calls the type of an ordinal."""
 
     @classmethod
     def of_options(cls, options: dict[str, str], pipeline: str) -> "UserRecordTable":
@@ -103,9 +105,9 @@ class UserRecordTable(msgspec.Struct, frozen=True):
 
     def misfit(self, why: str) -> SettingsError:
         return SettingsError(
-            f"table {self.name} does not fit: {why}; it needs a text column object and a bigint column ordinal that "
-            "are its primary key together, a version column and a body column, or name others with ?object=, "
-            "?ordinal=, ?version=, ?body= or ?columns="
+            f"table {self.name} does not fit: {why}; it needs a text column object, and an ordinal column of the type "
+            f"{self.whole_number}, that are its primary key together, a version column and a body column, or name "
+            "others with ?object=, ?ordinal=, ?version=, ?body= or ?columns="
         )
 
 

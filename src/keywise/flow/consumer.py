@@ -243,7 +243,7 @@ class Consumer:
             except UnavailableError:
                 # A dead letter is stored in the ledger. Until the ledger is back, the message is redelivered.
                 await settlement.release_unread(index, read_batch.dead)
-                read_batch = ReadBatch(ignored=read_batch.ignored)
+                read_batch = ReadBatch(ignored=read_batch.ignored, misdirected=read_batch.misdirected)
         settlement.report_unread(read_batch)
         await settlement.ack_unread(index, read_batch)
 

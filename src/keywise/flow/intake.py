@@ -48,6 +48,8 @@ class ReadBatch(msgspec.Struct):
     ignored: list[tuple[Delivery, str]] = []
     last: list[tuple[Ticket, str]] = []
     """Changes that their source cannot deliver again; the consumer takes them from the tickets."""
+    misdirected: tuple[str, str] | None = None
+    """Why one of the ignored deliveries should not have come to this pipeline, and what to do; set at most once."""
 
     @property
     def unread(self) -> list[Delivery]:

@@ -96,6 +96,9 @@ class Settlement:
             self.pipeline.emit(events.Settled(pipeline=self.pipeline.name, outcome=Outcome.DEAD, changes=len(dead)))
         for reason, count in Counter(reason for _, reason in read_batch.ignored).items():
             self.pipeline.emit(events.Ignored(pipeline=self.pipeline.name, reason=reason, changes=count))
+        if read_batch.misdirected is not None:
+            cause, advice = read_batch.misdirected
+            self.pipeline.emit(events.Misdirected(pipeline=name, cause=cause, advice=advice))
 
     async def ack_unread(self, index: int, read_batch: ReadBatch) -> None:
         """Ack the deliveries of a batch that are not processed."""

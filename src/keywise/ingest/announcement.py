@@ -30,6 +30,7 @@ class AnnouncedObject(msgspec.Struct, frozen=True, tag_field="keywise", tag="obj
     removed: bool = False
     """An operator deletes the records, though the object may exist."""
     etag: str = ""
+    """As the notification says; of a removal, that of the content that is removed."""
     size: int | None = None
 
     @property

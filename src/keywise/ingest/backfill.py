@@ -45,6 +45,8 @@ class BackfillReport(msgspec.Struct, frozen=True):
     """The same content is being read, or was begun; nothing was announced."""
     announced: int = 0
     """New objects and those with another ETag. With `dry_run`, how many would be announced."""
+    removed: int = 0
+    """An operator has removed the same content; nothing was announced."""
     missing: int = 0
     """Objects that the ledger knows and the store has not listed: announced, so that a worker asks the store."""
     skipped: int = 0
@@ -58,7 +60,7 @@ class BackfillReport(msgspec.Struct, frozen=True):
 Report = Callable[[BackfillReport], None]
 
 
-async def backfill(
+async def backfill(  # noqa: PLR0913 - one parameter per option
     pipeline: OpenPipeline,
     *,
     prefix: str = "",
@@ -66,9 +68,11 @@ async def backfill(
     limit: int | None = None,
     dry_run: bool = False,
     missing: bool = True,
+    also_removed: bool = False,
 ) -> BackfillReport:
     """Announce the objects of a store that differ from what the ledger has committed; see `Backfill`."""
-    return await Backfill(pipeline, prefix=prefix, after=after, limit=limit, dry_run=dry_run).run(missing=missing)
+    walk = Backfill(pipeline, prefix=prefix, after=after, limit=limit, dry_run=dry_run, also_removed=also_removed)
+    return await walk.run(missing=missing)
 
 
 class Backfill:
@@ -87,8 +91,12 @@ class Backfill:
         after: str = "",
         limit: int | None = None,
         dry_run: bool = False,
+        also_removed: bool = False,
     ) -> None:
-        """`after` goes on behind a name; `limit` is how many objects are announced at most."""
+        """`after` goes on behind a name; `limit` is how many objects are announced at most.
+
+        `also_removed` announces those too that an operator has removed.
+        """
         if not isinstance(pipeline.objects, OpenObjects):
             raise AdminError(f"pipeline {pipeline.name!r} reads no objects; define one with app.objects(...)")
         self.report = BackfillReport(after=after)
@@ -98,6 +106,7 @@ class Backfill:
         self._after = after
         self._limit = limit
         self._dry_run = dry_run
+        self._also_removed = also_removed
         self._seen = NameDigests()
 
     async def run(self, *, missing: bool = True, on_page: Report = lambda report: None) -> BackfillReport:
@@ -132,7 +141,7 @@ class Backfill:
             due: list[AnnouncedObject] = []
             counted: Counter[str] = Counter()
             for one in some:
-                kind = _compared(one, entries[one.name]) if one.name in entries else "skipped"
+                kind = self._compared(one, entries[one.name]) if one.name in entries else "skipped"
                 if kind == "announced":
                     if self._is_full(len(due)):
                         break
@@ -147,6 +156,18 @@ class Backfill:
             if counted["listed"] < len(some):
                 return False
         return True
+
+    def _compared(self, one: ListedObject, entry: Entry | None) -> str:
+        """Return which count of the report a listed object belongs to."""
+        if entry is None:
+            return "announced"
+        if entry.position is not None and _begun_etag(entry) == one.etag:
+            return "running"
+        content = ContentNote.of(entry)
+        if entry.mark is not None and not entry.deleted and content.etag == one.etag:
+            return "unchanged"
+        is_removed = entry.deleted and content.stays_removed(one.etag)
+        return "removed" if is_removed and not self._also_removed else "announced"
 
     def _is_wanted(self, name: str) -> bool:
         selection = self._objects.selection
@@ -270,16 +291,6 @@ def _narrowed(given: str, selected: str) -> str:
 
 def _digest(name: str) -> bytes:
     return blake2b(name.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
-
-
-def _compared(one: ListedObject, entry: Entry | None) -> str:
-    """Return which count of the report a listed object belongs to."""
-    if entry is None:
-        return "announced"
-    if entry.position is not None and _begun_etag(entry) == one.etag:
-        return "running"
-    is_same = entry.mark is not None and not entry.deleted and ContentNote.of(entry).etag == one.etag
-    return "unchanged" if is_same else "announced"
 
 
 def _begun_etag(entry: Entry) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from keywise.core.errors import MissingExtraError, ObjectError
+from keywise.ingest.parts import UPLOAD_AGAIN
 
 COMPRESSIONS = ("auto", "none", "gzip", "zstd")
 MAGIC_BYTES = 4
@@ -93,7 +94,7 @@ class MemberDecompressor:
         if self._member is not None:
             raise ObjectError(
                 f"the object ends at byte {self._read}, inside the {self._compression} data that begins at byte "
-                f"{self._member_at}; it is truncated, so upload it again"
+                f"{self._member_at}; it is truncated: {UPLOAD_AGAIN}"
             )
 
     def boundary(self, offset: int) -> tuple[int, int]:
@@ -117,7 +118,7 @@ class MemberDecompressor:
         except member.errors as error:
             raise ObjectError(
                 f"the {self._compression} data that begins at byte {self._member_at} of the object is corrupt, between "
-                f"byte {self._read} and {self._read + len(piece)}: {error}; upload it again"
+                f"byte {self._read} and {self._read + len(piece)}: {error}; {UPLOAD_AGAIN}"
             ) from error
 
     def _padding(self, chunk: bytes, at: int) -> int:

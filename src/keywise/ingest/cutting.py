@@ -9,7 +9,7 @@ import msgspec
 from keywise.core.errors import ObjectError
 from keywise.ingest.formats.rows import RowFormat
 from keywise.ingest.formats.whole import WholeFormat
-from keywise.ingest.parts import HEAD_BYTES, HEADER_MAX_BYTES, BadRecord, PartSettings
+from keywise.ingest.parts import HEAD_BYTES, HEADER_MAX_BYTES, UPLOAD_AGAIN, BadRecord, PartSettings
 
 UTF8_MARK = b"\xef\xbb\xbf"
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -101,7 +101,7 @@ class RowCutter:
             tail = len(self._rows) if self._long else self._framing.tail(content)
             raise ObjectError(
                 f"the object ends inside a quoted field, in the record that begins at byte {self._at.offset + tail}; "
-                "a quote is not closed there, or the object is truncated: correct it and upload it again"
+                f"a quote is not closed there, or the object is truncated: correct it; {UPLOAD_AGAIN}"
             )
         yield from self._cut_block(content, self._long_end() + len(content))
 

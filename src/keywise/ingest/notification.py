@@ -86,7 +86,7 @@ class ObjectSelection(msgspec.Struct, frozen=True):
         if not isinstance(found, ObjectEvent):
             return found
         if not found.uri.startswith(f"{self.root}/"):
-            detail = f"{found.uri[:200]!r} is not in {self.root}; announce it to the pipeline of its bucket"
+            detail = f"{found.uri[:200]!r} is not in the store {self.root}"
             return Skipped(SkipReason.OTHER_BUCKET, detail)
         name = self.name_of(found.uri)
         if not (name.startswith(self.prefix) and name.endswith(self.suffix)):

@@ -19,6 +19,14 @@ class ContentNote(msgspec.Struct, frozen=True, omit_defaults=True):
     """How many of its records are dead letters, or were."""
     uri: str = ""
     """The URI, if the key has only its beginning and a hash."""
+    removed: bool = False
+    """An operator has removed the records. A deletion because the object is gone from its store is none."""
+    removed_etag: str = ""
+    """The ETag of the content that was removed; empty if it is not known."""
+
+    def stays_removed(self, etag: str) -> bool:
+        """Whether an operator has removed this content, or may have: then only the operator brings it back."""
+        return self.removed and self.removed_etag in ("", etag)
 
     @classmethod
     def of(cls, entry: Entry | None) -> Self:

@@ -63,6 +63,12 @@ class ObjectReport(msgspec.Struct, frozen=True):
         stored, content = self.stored, self.content
         return stored is not None and not stored.cause and stored.etag != (content.etag if content else "")
 
+    @property
+    def stays_removed(self) -> bool:
+        """Whether an operator has removed what the store has, so that a backfill leaves it alone."""
+        stored, content = self.stored, self.content
+        return bool(stored is not None and stored.etag and content is not None and content.stays_removed(stored.etag))
+
 
 class RunningObject(msgspec.Struct, frozen=True):
     """An object that a worker reads in parts now."""

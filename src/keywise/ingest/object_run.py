@@ -211,7 +211,7 @@ class ObjectRun:
         The notification only says that something has happened: what counts is what the store has now.
         """
         if self._announcement.removed and self._is_own_order:
-            return self._deletion()
+            return self._removal()
         if (reader := await self._open()) is not None:
             return reader
         return self._deletion() if self._announcement.deleted and self._is_own_order else await self._missing()
@@ -296,6 +296,13 @@ class ObjectRun:
         """Return the last portion of an object that is gone."""
         portion = self._new_portion(self._at.place, BEGINNING)
         portion.content = self._content("", 0, 0)
+        return portion
+
+    def _removal(self) -> Portion:
+        """Return the last portion of an object that an operator has removed, which a backfill leaves alone."""
+        portion = self._deletion()
+        assert portion.content is not None, "a deletion is the last portion"
+        portion.content = replace(portion.content, removed=True, removed_etag=self._announcement.etag)
         return portion
 
     def _is_whole(self, portion: Portion) -> bool:

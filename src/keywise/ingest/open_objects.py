@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from keywise.core.change import Order, order_of
 from keywise.core.entry import Entry
 from keywise.core.errors import AdminError
@@ -86,14 +88,18 @@ class OpenObjects:
     async def announce(self, pipeline: OpenPipeline, key: str, *, removed: bool = False) -> bytes:
         """`key` may be the URI of an object, or its key in the ledger."""
         entry = await pipeline.admin.inspect(await self.key_of(pipeline, key))
-        uri = ContentNote.of(entry).uri or key
+        content = ContentNote.of(entry)
+        uri = content.uri or key
         if is_shortened(uri):
             raise AdminError(f"{key!r} has only the beginning of a long URI; give the whole URI of the object")
         self.check_uri(uri)
         seen = orders_seen(entry)
         is_gone = entry is not None and entry.deleted
         lowest = None if seen else await self.lowest_order(pipeline)
-        body = announced_again(uri, *seen, deleted=is_gone, removed=removed, lowest=lowest).encode()
+        again = announced_again(uri, *seen, deleted=is_gone, removed=removed, lowest=lowest)
+        if removed:
+            again = replace(again, etag=content.etag or content.removed_etag)
+        body = again.encode()
         [_, source], *_ = pipeline.sources
         await source.send([body])
         return body

@@ -9,6 +9,11 @@ from keywise.core.errors import ObjectError, SettingsError
 
 NOTE_MAX_BYTES = 8 * 1024
 """The most that the ledger keeps with a position."""
+UPLOAD_AGAIN = (
+    "upload it again, and if no newer version is announced then, read it with keywise dead replay or keywise objects "
+    "backfill"
+)
+"""What to do about an object that cannot be read."""
 HEAD_BYTES = 64 * 1024
 """How much of a bad record is kept."""
 HEADER_MAX_BYTES = 7 * 1024

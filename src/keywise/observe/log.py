@@ -1,6 +1,7 @@
 """The log: an observer that writes warnings and state changes to the `keywise` logger."""
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ _OF_STORES = (
     events.MarkedSuspect,
     events.Unrepairable,
     events.SinkEmpty,
+    events.Misdirected,
     events.SweepHeld,
     events.SwapRefused,
     events.Alarmed,
@@ -29,6 +31,9 @@ _STATES = (events.Started, events.Paused, events.Resumed, events.Draining, event
 _OF_REINDEXES = (events.ReindexMoved, events.ReindexEnded, events.TargetSwapped)
 _ENDS = (events.Repaired, events.Available, events.LedgerBack, events.Pruned, events.AlarmCleared)
 _NOTICES = (*_STATES, *_OF_REINDEXES, *_ENDS)
+
+_NAMES = {events.TookOver: "taken over", events.DeadLettered: "dead letter"}
+"""The words of the history, where they are others than those of the event."""
 
 _LEVELS = dict.fromkeys(_WARNINGS, logging.WARNING) | dict.fromkeys(_NOTICES, logging.INFO)
 
@@ -62,12 +67,12 @@ def _level(event: events.Event) -> int:
 
 
 def described(event: events.Event) -> str:
-    """Format an event as one line: its name and its fields, without a traceback.
+    """Format an event as one line: its name in words and its fields, without a traceback.
 
     Control characters in keys and causes are escaped, durations have three digits, and long lists are cut.
     """
     parts = (f"{name}={_format(name, value)}" for name, value in _fields(event).items() if name != "traceback")
-    line = f"{type(event).__name__.lower()} {' '.join(parts)}"
+    line = f"{_name(type(event))} {' '.join(parts)}"
     if isinstance(event, events.DeadLettered):
         # The event does not have the letter's number, which the ledger assigns.
         line += f" (keywise dead list --pipeline {event.pipeline!r})"
@@ -116,6 +121,10 @@ def format_refused_swap(event: events.SwapRefused) -> str:
 def some_keys(keys: Sequence[str], number: int) -> str:
     """Format the given keys, with an ellipsis if there are more (`number` in all)."""
     return ", ".join(map(repr, keys)) + (", …" if number > len(keys) else "")
+
+
+def _name(kind: type[events.Event]) -> str:
+    return _NAMES.get(kind) or re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__).lower()
 
 
 def _fields(event: events.Event) -> dict[str, Any]:

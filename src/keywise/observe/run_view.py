@@ -29,7 +29,14 @@ ENDED_STAGES = ("complete", "cancelled")
 RARE = ("removed", "ignored")
 """Outcomes that most pipelines never have; a view for people leaves them out while they are 0."""
 _OF_CHANGES = (events.Failed, events.DeadLettered, events.TookOver, events.ClaimLost)
-_OF_STORES = (events.Unavailable, events.LedgerDown, events.MarkedSuspect, events.Unrepairable, events.SinkEmpty)
+_OF_STORES = (
+    events.Unavailable,
+    events.LedgerDown,
+    events.MarkedSuspect,
+    events.Unrepairable,
+    events.SinkEmpty,
+    events.Misdirected,
+)
 _WARNINGS = (*_OF_CHANGES, *_OF_STORES)
 _OF_REINDEXES = (events.ShardAdvanced, events.ReindexMoved, events.ReindexEnded, events.TargetSwapped)
 

@@ -65,7 +65,10 @@ async def replay(pipeline: OpenPipeline, number: int, letter: DeadLetter, *, old
     try:
         change = pipeline.reader.read_one(letter.body, _delivery_of(letter))
     except MalformedError as error:
-        raise LetterError(f"letter {number} cannot be read: {error}; it stays, drop it if it is of no use") from error
+        raise LetterError(
+            f"letter {number} cannot be read: {error}; it stays; if it is of no use, drop it with keywise dead drop "
+            f"{number}"
+        ) from error
     header = ChangeHeader(change.key, change.order, sent_at=math.inf if older else letter.sent_at)
     refusal = await _judge(pipeline, header)
     if refusal is not None and refusal.reason is RefusalReason.FORGOTTEN:
@@ -121,10 +124,11 @@ async def _judge(pipeline: OpenPipeline, header: ChangeHeader) -> Refusal | None
 
 
 def _format_refusal(number: int, key: str, version: int | None, reason: RefusalReason, mark: int) -> str:
-    what = f"letter {number} has version {version} of {key!r}"
     if reason is RefusalReason.MIXED:
-        return f"letter {number} of {key!r} cannot be ordered: some of its changes have a version and some have none"
-    if version is None:
-        return f"letter {number} stays: a change of {key!r} was applied, and unversioned changes are applied only once"
-    applied = "is applied already" if reason is RefusalReason.DUPLICATE else f"is stale: its mark is version {mark}"
-    return f"{what}, which {applied}; it stays, drop it with keywise dead drop {number}"
+        what = f"letter {number} of {key!r} cannot be ordered: some of its changes have a version and some have none"
+    elif version is None:
+        what = f"a change of {key!r} was applied, and unversioned changes such as letter {number} are applied only once"
+    else:
+        applied = "is applied already" if reason is RefusalReason.DUPLICATE else f"is stale: its mark is version {mark}"
+        what = f"letter {number} has version {version} of {key!r}, which {applied}"
+    return f"{what}; it stays, drop it with keywise dead drop {number}"

@@ -81,7 +81,9 @@ def test_an_object_is_sent_read_shown_forced_and_removed(uploads: Uploads):
     found = uploads.act("why", uri, "--json").json["pipelines"][0]["object"]
     assert (found["content"]["records"], found["stored"]["size"], found["differs"]) == (3, 6, False)
     uploads.put("a", "4")
-    assert "keywise force            announces it above all of these" in uploads.act("why", uri).out
+    why = uploads.act("why", uri).out
+    assert "keywise force            announces it above all of these" in why
+    assert "keywise objects backfill logs does so for every object whose content differs" in why
     forced = uploads.act("force", uri).out
     assert forced == f"announced {uri!r} again in logs, at no version; a worker reads it\n"
     uploads.written()
@@ -154,6 +156,25 @@ def test_a_backfill_prints_its_counts(uploads: Uploads):
     assert uploads.written() == [("a", 0, True)]
 
 
+def test_a_backfill_leaves_what_an_operator_has_removed(uploads: Uploads):
+    uri = uploads.put("a", "1")
+    uploads.read(uri)
+    uploads.act("remove", uri)
+    uploads.work()
+    assert re.search("^content +nothing: an operator removed it$", uploads.act("why", uri).out, re.MULTILINE)
+    why = uploads.act("why", uri).out
+    assert re.search("^store +has the content that was removed: ETag", why, re.MULTILINE)
+    assert "keywise force " in why and "keywise objects backfill" not in why
+    facts = "0 unchanged, 0 being read, 0 skipped"
+    for arguments in ((), ("--dry-run",)):
+        counts = uploads.act("objects", "backfill", "logs", *arguments, "--json").json
+        assert (counts["announced"], counts["removed"]) == (0, 1)
+    line = uploads.act("objects", "backfill", "logs").out
+    assert line == f"listed 1 object: 0 announced, {facts}, 1 removed by an operator\n"
+    brought = uploads.act("objects", "backfill", "logs", "--also-removed").out
+    assert brought == f"listed 1 object: 1 announced, {facts}\n"
+
+
 def test_a_backfill_in_a_terminal_leaves_one_line(uploads: Uploads):
     uploads.put("a", "1")
     arguments = command("objects", "backfill", "logs")
@@ -209,3 +230,12 @@ def test_nothing_is_announced_to_a_queue_in_memory(uploads: Uploads):
     uploads.write("shop.py", SHOP.replace('source("sqlite:///shop.db"', 'source("memory://"'))
     for arguments in (("force", uri), ("remove", uri), ("objects", "backfill", "logs")):
         expect(uploads.keywise(*arguments), 1, "a queue in memory that ends with this command")
+
+
+def test_a_run_warns_of_announcements_of_another_store_and_counts_them(uploads: Uploads):
+    uploads.act("send", "logs", "s3://in/a", "s3://in/b")
+    ran = uploads.act("run", "--until-empty", "--plain")
+    assert ran.err.count("misdirected") == 1
+    assert f"'s3://in/a' is not in the store file://{uploads.path}/in" in ran.err
+    header, row = [line.split() for line in ran.out.splitlines()[-2:]]
+    assert row[header.index("ignored")] == "2"

@@ -70,6 +70,17 @@ def test_an_object_is_shown_with_the_end_of_its_uri(width: int, shown: str):
     assert f"  objects  {shown}" in drawn(reading(("s3://uploads/2026/a.ndjson", 12_000, 1_000_000)), width)
 
 
+def test_a_long_key_is_cut_in_its_middle_because_uris_differ_at_their_ends():
+    folder = "file:///tmp/pytest-of-somebody/pytest-7/uploads/in"
+    view = View(["logs"], clock=lambda: 100.0)
+    view(events.Started(pipeline="logs", strategy="leased", grade="plain", source="queue"))
+    view(events.Handled(pipeline="logs", keys=[f"{folder}/large.ndjson"], seconds=1.0))
+    view(events.Advanced(pipeline="logs", key=f"{folder}/small.ndjson", records=1, read=1, size=4))
+    [found] = view.look()
+    assert "slowest 1.0 s file:///tmp/pytest-o…ads/in/large.ndjson" in line(found)
+    assert "1 record file:///tm…est-7/uploads/in/small.ndjson" in line(found)
+
+
 def test_of_many_objects_five_are_drawn_in_lines_that_fit():
     found = reading(*[(f"s3://uploads/{EVIL}{number}", number, number) for number in range(8)])
     for width in (20, 60, 100):

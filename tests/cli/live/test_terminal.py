@@ -68,7 +68,7 @@ def test_hostile_keys_and_causes_are_shown_and_not_obeyed_and_lines_stay_whole(f
     assert "\x1b[2J" not in terminal.raw and "\u202e" not in terminal.raw
     lines = terminal.text.splitlines()
     assert lines.count("printed by the handler") == 2
-    assert [line for line in lines if line.startswith("MINE deadlettered pipeline='mails'")]
+    assert [line for line in lines if line.startswith("MINE dead letter pipeline='mails'")]
     frame, _, summary = (
         part.splitlines() for part in terminal.text.rpartition("mails  stopped")[2].partition("\npipe")
     )

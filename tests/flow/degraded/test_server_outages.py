@@ -52,10 +52,10 @@ def test_with_write_anyway_changes_flow_on_and_all_is_put_right_afterwards(serve
     # An older version may be written after it: that is why these keys become suspect.
     shop.until(lambda: shop.writes("k3", 3) > 0, "changes of a worker that came later")
     server.start()
-    shop.until(lambda: shop.said("ledgerback") == 1, "the ledger to be back")
+    shop.until(lambda: shop.said("ledger back") == 1, "the ledger to be back")
     shop.until(lambda: _is_calm(shop.figures()), "all keys to be repaired", limit_s=120)
     assert shop.stock() == shop.wanted()
-    assert shop.said("markedsuspect") >= 2, "the dead worker's notes and the living one's"
+    assert shop.said("marked suspect") >= 2, "the dead worker's notes and the living one's"
     assert shop.said("repaired") >= len(KEYS)
     assert list((shop.folder / "journal").iterdir()) == []
     assert shop.figures()["dead"] == 0
@@ -69,13 +69,13 @@ def test_with_wait_nothing_is_applied_meanwhile_and_everything_afterwards(server
     before, writes = shop.stock(), shop.writes()
     server.stop()
     shop.change(KEYS, 2)
-    shop.until(lambda: shop.said("ledgerdown") == 1, "the outage to be noticed")
+    shop.until(lambda: shop.said("ledger down") == 1, "the outage to be noticed")
     assert (shop.stock(), shop.writes()) == (before, writes)
     assert shop.keywise("status").status == 1
     server.start()
     shop.until(lambda: _is_calm(shop.figures()), "the second versions")
     assert shop.stock() == shop.wanted()
-    assert shop.said("ledgerback") == 1
+    assert shop.said("ledger back") == 1
     assert (shop.figures()["dead"], shop.figures()["suspects"], shop.writes()) == (0, 0, 2 * len(KEYS))
 
 

@@ -4,6 +4,8 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Self, cast
 
+from msgspec.structs import replace
+
 from keywise.adapters.sqlite.columns import create_if_missing, declared_types, folds_texts, refusals, values_of
 from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.core.change import Change
@@ -23,6 +25,7 @@ class SqliteRecordTable:
     batch_max = 10_000
 
     def __init__(self, database: SqliteDatabase, table: UserRecordTable) -> None:
+        table = replace(table, whole_number="integer")
         table.check([table.name], "sqlite_")
         self.database = database
         self._table = table
@@ -80,7 +83,7 @@ class SqliteRecordTable:
             raise self._table.misfit(f"objects that differ can be equal in its column {uri}; make it text")
         # As text, 10 is below 9.
         if any("INT" not in kind for kind in declared_types(connection, name, ordinal)):
-            raise self._table.misfit(f"its column {ordinal} does not hold whole numbers only; make it bigint")
+            raise self._table.misfit(f"its column {ordinal} does not hold whole numbers only; make it integer")
         try:
             # Compiling them shows whether a table that was there before has these columns and this primary key.
             connection.execute(f"explain {self._upsert}", (None,) * len(self._table.stored))

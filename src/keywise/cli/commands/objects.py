@@ -38,6 +38,9 @@ class BackfillOptions:
     missing: Annotated[
         bool, typer.Option("--missing/--no-missing", help="Also check objects that the store does not list any more.")
     ] = True
+    also_removed: Annotated[
+        bool, typer.Option("--also-removed", help="Also announce objects that an operator has removed.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +62,8 @@ def backfill(
 
     Lists the store and compares each ETag with what was committed. New and changed objects are announced again, to the
     bulk lane if there is one, and workers read them. Objects that are known and not listed any more are announced too:
-    the worker asks the store, and deletes the records of those that are gone.
+    the worker asks the store, and deletes the records of those that are gone. Objects that an operator has removed are
+    left alone until their content changes.
 
     \b
     Example:
@@ -78,7 +82,14 @@ async def _run(admin: PipelineAdmin, chosen: BackfillOptions) -> BackfillReport:
     opened = admin.pipeline
     if not chosen.dry_run:
         require_stored_queue(opened)
-    walk = Backfill(opened, prefix=chosen.prefix, after=chosen.after, limit=chosen.limit, dry_run=chosen.dry_run)
+    walk = Backfill(
+        opened,
+        prefix=chosen.prefix,
+        after=chosen.after,
+        limit=chosen.limit,
+        dry_run=chosen.dry_run,
+        also_removed=chosen.also_removed,
+    )
     try:
         with _showing_progress() as show:
             await walk.run(missing=chosen.missing, on_page=show)
@@ -124,6 +135,8 @@ def _format_report(report: BackfillReport, chosen: BackfillOptions) -> str:
     would = "to announce" if chosen.dry_run else "announced"
     facts = [f"{report.announced:,} {would}", f"{report.unchanged:,} unchanged", f"{report.running:,} being read"]
     facts += [f"{report.skipped:,} skipped"]
+    if report.removed:
+        facts.append(f"{report.removed:,} removed by an operator")
     text = f"listed {count(report.listed, 'object')}: {', '.join(facts)}"
     if report.missing:
         gone = "are known and not listed" if report.missing > 1 else "is known and not listed"

@@ -1,5 +1,6 @@
 """`keywise why KEY`: prints what the ledger knows of one key, and what would happen to its next change."""
 
+import shlex
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any, TypeAlias
@@ -167,6 +168,9 @@ def _facts(report: KeyReport, about: ObjectReport | None) -> Iterator[tuple[str,
         yield "", f"{_range(forecast_range):<24} {forecasts[forecast_range.answer].format(wait=wait)}"
     if about is not None and about.differs and about.progress is None:
         yield "", f"{'keywise force':<24} announces it above all of these, and a worker reads it"
+        if not about.stays_removed:
+            backfill = f"keywise objects backfill {shlex.quote(report.pipeline)}"
+            yield "", f"{backfill:<24} does so for every object whose content differs"
 
 
 def _about_mark(report: KeyReport) -> Iterator[tuple[str, str]]:
@@ -190,9 +194,8 @@ def _about_object(about: ObjectReport, now: float) -> Iterator[tuple[str, str]]:
     content, progress, stored = about.content, about.progress, about.stored
     if content is not None:
         bad = f", of which {content.bad:,} bad" if content.bad else ""
-        held = (
-            f"ETag {content.etag}, {count(content.records, 'record')}{bad}" if content.etag else "nothing: it was gone"
-        )
+        gone = "nothing: an operator removed it" if content.removed else "nothing: it was gone"
+        held = f"ETag {content.etag}, {count(content.records, 'record')}{bad}" if content.etag else gone
         yield "content", held
     if about.extent:
         yield "extent", f"{about.extent:,}: the sink has no record from this number on, of any version"
@@ -204,6 +207,7 @@ def _about_object(about: ObjectReport, now: float) -> Iterator[tuple[str, str]]:
         yield "store", "has no such object"
     elif stored is not None:
         what = "other content than was committed" if about.differs else "the same content"
+        what = "the content that was removed" if about.stays_removed else what
         what = what if content is not None else "an object that was not committed yet"
         yield "store", f"has {what}: ETag {stored.etag}, {size(stored.size or 0)}"
 

@@ -18,6 +18,8 @@ LINE_MAX = 100
 """The most characters for one object in a line of a log."""
 KEY_MAX, CAUSE_MAX = 40, 300
 """The most characters of a key and of a cause that are shown; both may come from messages, and be of any length."""
+URI_HEAD = 10
+"""How many characters of the beginning of a URI are kept when it is cut; if there is no room, only its end is."""
 
 BAD_STYLES = {"dead": "red", "failed attempts": "yellow"}
 STATE_STYLES = {"running": "green", "paused": "bold yellow", "draining": "yellow"}
@@ -149,9 +151,7 @@ def _objects(view: PipelineView, room: int) -> list[str]:
 def _object(one: ObjectProgress, room: int) -> str:
     share = min(100, one.read * 100 // one.size) if one.size else 0
     numbers = f"{share} % of {size(one.size)}, {count(one.records, 'record')}"
-    # The URIs of objects in one folder differ at their ends.
-    name, limit = plain(one.key), max(1, min(KEY_MAX, room - len(numbers) - 1))
-    return f"{numbers} {name if len(name) <= limit else f'…{name[len(name) - limit + 1 :]}'}"
+    return f"{numbers} {_key(one.key, max(1, min(KEY_MAX, room - len(numbers) - 1)), head=URI_HEAD)}"
 
 
 def _format_notice(label: str, notice: Notice, now: float, width: int, style: str) -> Iterator[Text]:
@@ -193,13 +193,18 @@ def _format_event(event: events.Event) -> str:
             return format_held_sweep(event)
         case events.SwapRefused():
             return _cause(format_refused_swap(event))
-        case events.Alarmed():
+        case events.Alarmed() | events.Misdirected():
             return f"{_cause(event.cause)}; {_cause(event.advice)}"
     return plain(described(event))
 
 
-def _key(key: str) -> str:
-    return _cut(plain(key[: KEY_MAX + 1]), KEY_MAX)
+def _key(key: str, limit: int = KEY_MAX, *, head: int = KEY_MAX // 2) -> str:
+    """Cut a key in its middle, behind so many characters: URIs of a store begin alike, and differ at their ends."""
+    text = plain(key if len(key) <= 2 * KEY_MAX else key[:KEY_MAX] + key[-KEY_MAX:])
+    if len(text) <= limit:
+        return text
+    head = head if 2 * head < limit + 2 else 0
+    return f"{text[:head]}…{text[len(text) - limit + head + 1 :]}"
 
 
 def _cause(cause: str) -> str:

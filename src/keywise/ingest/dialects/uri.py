@@ -6,7 +6,7 @@ from keywise.ingest.versions import VersionScale
 
 
 def read_uri(body: bytes) -> list[Announcement]:
-    """Read a URI. It has no version, so each object is read once within the retention.
+    """Read a URI. It has no version, so each object is read once within the retention, even if it is replaced.
 
     The URI is not decoded, as `aws s3 ls` and `gcloud storage ls` print it. One line feed at its end is dropped.
     """

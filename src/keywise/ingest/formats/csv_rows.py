@@ -9,6 +9,8 @@ from keywise.core.errors import ObjectError, SettingsError
 from keywise.ingest.formats.rows import LineFraming
 
 QUOTE = b'"'
+HEADER_SHOWN = 100
+"""The most characters of a header that an error shows."""
 
 
 class CsvFormat:
@@ -41,8 +43,8 @@ class CsvFormat:
             raise ObjectError(f"the CSV header has the columns {', '.join(twice)} twice; rename them in the object")
         if lacking := [name for name in self._stored if name not in names]:
             raise ObjectError(
-                f"the CSV header lacks {', '.join(lacking)}, which the table stores; "
-                "upload the object with these columns, or change columns= of the sink"
+                f"the CSV header {_shortened(header)!r} lacks {', '.join(lacking)}, which the table stores; "
+                "upload the object with these columns, or change the delimiter or columns= of the sink"
             )
         if self._columns is None or set(names) == set(self._columns):
             return
@@ -80,6 +82,10 @@ class CsvFormat:
 
     def _names(self, header: str) -> tuple[str, ...]:
         return _column_names(header, self._delimiter)
+
+
+def _shortened(header: str) -> str:
+    return header if len(header) <= HEADER_SHOWN else f"{header[: HEADER_SHOWN - 1]}…"
 
 
 class QuotedFraming:
