@@ -302,7 +302,7 @@ def test_keys_that_are_gone_need_the_operator(schedule):
 def test_limits_of_the_plan_reach_the_swap(schedule):
     async def story():
         async with schedule.working():
-            return await schedule.rebuild(accept_dead=2, pause_max_s=7.0)
+            return await schedule.rebuild(accept_dead=2, pause_max_s=7.0, sample_keys=9)
 
     result = run(story(), limit_s=60)
-    assert (result.run.accept_dead, result.run.pause_max_s) == (2, 7.0)
+    assert (result.run.accept_dead, result.run.pause_max_s, result.run.sample_keys) == (2, 7.0, 9)

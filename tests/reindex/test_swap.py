@@ -188,6 +188,47 @@ def test_a_target_with_a_missing_or_an_older_row_is_refused_by_name(catalogue):
     assert "'k7' (missing)" in sample.value and "'k8' (older)" in sample.value
 
 
+def test_the_worker_compares_the_sample_that_the_swap_asks_for(catalogue):
+    """A wrong row that was found with all keys must not go live because the swap looks at 500 of them."""
+    samples = []
+
+    async def counted(keys):
+        samples.append(len(keys))
+
+    async def story():
+        async with catalogue.working():
+            for key in ROWS:
+                await catalogue.change(key, 1)
+            await catalogue.until_empty()
+            await catalogue.build("pages_1")
+            catalogue.origin.before_fetch = counted
+            await catalogue.swap(sample_keys=7)
+            asked, samples[:] = set(samples), []
+            async with catalogue.acting() as admin:
+                await admin.rollback(sample_keys=3)
+                await catalogue.until(admin.pipeline, lambda controls: not run_of(controls).swaps)
+            return asked, set(samples)
+
+    assert run(story()) == ({7}, {3})
+
+
+def test_a_wrong_row_says_that_a_swap_compares_a_sample_of_its_own(catalogue):
+    async def story():
+        async with catalogue.working():
+            await catalogue.build("pages_1")
+            async with catalogue.acting() as admin:
+                async with admin.pipeline.ledger.transaction() as transaction:
+                    done = transaction.connection.execute("update pages_1 set version = 0 where key = 'k8'")
+                    if inspect.isawaitable(done):
+                        await done
+                failing = {line.name: line.text for line in (await admin.verify(2**62)).failing}
+                return failing["sample"], (await admin.pipeline.control_store.controls()).run
+
+    text, going = run(story())
+    assert "a swap compares a sample of its own, of 500 keys unless --sample says how many" in text
+    assert going.sample_keys == 500, "a verification is not remembered"
+
+
 def test_a_worker_that_was_stopped_cannot_write_into_a_new_target_with_the_name_of_a_dropped_one(catalogue):
     """It filled the dropped target, and goes on in the scope of that one."""
 

@@ -9,6 +9,8 @@ import msgspec
 EVERYTHING = "*"
 PAUSE_MAX_S = 5.0
 """How long a swap may keep changes waiting, if the operator does not say."""
+SAMPLE_KEYS = 500
+"""How many keys the gate of a swap compares with the origin, if the operator does not say."""
 
 
 class Pause(msgspec.Struct, frozen=True):
@@ -73,6 +75,8 @@ class ReindexRun(msgspec.Struct, frozen=True):
     """How many rows may be missing in the target at the swap: dead letters, or keys that could not be written."""
     pause_max_s: float = PAUSE_MAX_S
     """How long a swap may keep changes waiting."""
+    sample_keys: int = SAMPLE_KEYS
+    """How many keys the gate of a swap compares with the origin."""
     notify: str = ""
     """The URL that gets a notice when the run has ended; `${NAME}` in it stands for a secret. Empty: no notice."""
     is_notified: bool = False

@@ -142,7 +142,7 @@ class CatchUpStage:
         """
         report = await report_run(self._pipeline, self._shards)
         assert report is not None, "a run that was started stays in the controls"
-        gate = Gate(self._pipeline, self._target, self._origin)
+        gate = Gate(self._pipeline, self._target, self._origin, run.sample_keys)
         try:
             lines = failing(await gate.lines(report))
         except UnavailableError as error:

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from keywise.core.controls import ReindexRun
+from keywise.core.controls import SAMPLE_KEYS, ReindexRun
 from keywise.core.entry import Entry
 from keywise.core.errors import MalformedError
 from keywise.core.origin import Origin
@@ -20,8 +20,6 @@ from keywise.reindex.shards import POSTPONED, entries_of
 from keywise.reindex.sweep import FETCH_KEYS
 from keywise.reindex.targets import fault_of_name
 
-SAMPLE_KEYS = 500
-"""How many keys are compared with the origin, if the operator does not say."""
 DEAD = "dead"
 REBUILD = "cancel the run, drop the target and build it again"
 
@@ -66,7 +64,7 @@ class GateResult(msgspec.Struct, frozen=True):
 class Gate:
     """Inspects the other target of a run. It changes nothing but the settings that made building it faster."""
 
-    def __init__(self, live: OpenPipeline, other: OpenPipeline, origin: Origin, sample_keys: int = SAMPLE_KEYS) -> None:
+    def __init__(self, live: OpenPipeline, other: OpenPipeline, origin: Origin, sample_keys: int) -> None:
         self._live, self._other = live, other
         self._origin = origin
         self._sample_keys = sample_keys
@@ -179,7 +177,8 @@ class Gate:
                 "sample",
                 compared + examples,
                 not wrong,
-                f"something else has changed the target, or rows change without a new version; {REBUILD}",
+                f"something else has changed the target, or rows change without a new version; {REBUILD}; a swap "
+                f"compares a sample of its own, of {SAMPLE_KEYS} keys unless --sample says how many",
             ),
         ]
 

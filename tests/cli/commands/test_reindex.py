@@ -74,18 +74,33 @@ def test_a_forced_write_that_the_new_target_does_not_get_is_said(folder: Folder)
     assert folder.keywise("force", "home").err == "", "a pass sees the new version"
 
 
-def test_a_swap_lets_changes_wait_no_longer_than_its_own_request_says(folder: Folder):
+@pytest.mark.parametrize("command", ["verify", "swap", "rollback"])
+def test_every_gate_takes_a_sample(folder: Folder, command: str):
+    answer = folder.keywise("reindex", command, "pages", "--sample=0")
+    assert (answer.status, answer.err) == (2, "Error: --sample 0: write how many keys, at least 1, or all\n")
+
+
+def test_a_sample_in_place_is_refused(folder: Folder):
+    answer = folder.keywise("reindex", "run", "pages", "--sample=all")
+    assert (answer.status, answer.out) == (2, "")
+    assert "--sample is for a target beside the live one" in answer.err
+
+
+def test_the_limits_of_a_swap_are_those_of_its_own_request(folder: Folder):
     folder.keywise("reindex", "start", "pages", "--into", "stored_{generation}")
     with folder.start("run") as worker:
         while not folder.keywise("reindex", "status", "pages", "--json").json["catch_up"]["passes"]:
             assert worker.poll() is None, worker.communicate()
         worker.send_signal(signal.SIGTERM)
         worker.communicate()
-    waits = []
-    for option in (["--pause-max", "20s"], []):
+    shown = folder.keywise("reindex", "verify", "pages", "--sample=all")
+    assert "the swap may begin: keywise reindex swap pages --sample all" in shown.out
+    limits = []
+    for option in (["--pause-max", "20s", "--sample", "7"], []):
         folder.keywise("reindex", "swap", "pages", "--yes", "--no-wait", *option)
-        waits.append(folder.keywise("reindex", "status", "pages", "--json").json["run"]["pause_max_s"])
-    assert waits == [20, 5]
+        asked = folder.keywise("reindex", "status", "pages", "--json").json["run"]
+        limits.append((asked["pause_max_s"], asked["sample_keys"]))
+    assert limits == [(20, 7), (5, 500)]
 
 
 def test_a_swap_for_which_nothing_may_wait_is_refused(folder: Folder):
