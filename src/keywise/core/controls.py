@@ -135,6 +135,8 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
     """The target that was live before the last swap, and can be again; empty if there is none, or it was dropped."""
     spare_generation: int = 0
     """The generation of the run whose scope in the ledger describes the spare."""
+    kept: tuple[str, ...] = ()
+    """Targets that an operator has dropped and left in their store on purpose, so no run deletes them."""
     target_epoch: int = 0
     """How many swaps there were, rollbacks included."""
     swap_token: int = 0

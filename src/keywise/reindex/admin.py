@@ -224,14 +224,16 @@ class ReindexAdmin:
             )
         return controls
 
-    async def drop(self, *, keeps_target: bool = False) -> str:
+    async def drop(self, *, keeps_target: bool = False, keeps_always: bool = False) -> str:
         """Delete the target that is not live, and its scope in the ledger; return its name.
 
-        With `keeps_target` the target stays in its store, but keywise can no longer go back to it.
+        With `keeps_target` the target stays in its store, but keywise can no longer go back to it. With `keeps_always`
+        no later run deletes it either.
         """
         target, generation = await self.target_to_drop()
-        await drop_beside(self.pipeline, target, generation, keeps_target=keeps_target)
-        await self._admin.record("target dropped", detail=f"{target}, kept in the store" if keeps_target else target)
+        stays = keeps_target or keeps_always
+        await drop_beside(self.pipeline, target, generation, keeps_target=stays, keeps_always=keeps_always)
+        await self._admin.record("target dropped", detail=f"{target}, kept in the store" if stays else target)
         return target
 
     async def target_to_drop(self) -> tuple[str, int]:

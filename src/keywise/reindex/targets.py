@@ -83,11 +83,18 @@ async def create_beside(pipeline: OpenPipeline, run: ReindexRun, definition: byt
         store = other.control_store
         while (before := await store.controls()).era != controls.era:
             await store.replace_controls(before, replace(before, era=controls.era))
+    # A target of this name was kept once, and deleted by hand since then.
+    store = pipeline.control_store
+    while run.into in (before := await store.controls()).kept:
+        await store.replace_controls(before, replace(before, kept=tuple(one for one in before.kept if one != run.into)))
 
 
-async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, keeps_target: bool) -> None:
+async def drop_beside(
+    pipeline: OpenPipeline, target: str, generation: int, *, keeps_target: bool, keeps_always: bool = False
+) -> None:
     """Clear the scope of a target that is not live, delete it from its store unless it is kept, and forget it.
 
+    A target that is kept is deleted by a later `drop_old`, unless it is kept always.
     `generation` is that of the run whose scope describes it. It may be repeated after a crash: the controls forget the
     target last.
     """
@@ -106,7 +113,8 @@ async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, k
     while droppable_target(before := await store.controls()) == (target, generation):
         assert before.run is not None, "a run has filled it"
         dropped = replace(before.run, is_dropped=True)
-        await store.replace_controls(before, replace(before, spare="", spare_generation=0, run=dropped))
+        kept = (*before.kept, target) if keeps_always else before.kept
+        await store.replace_controls(before, replace(before, spare="", spare_generation=0, run=dropped, kept=kept))
 
 
 async def check_spare(pipeline: OpenPipeline, controls: Controls) -> None:
@@ -145,11 +153,12 @@ async def drop_old(pipeline: OpenPipeline, keep: int) -> list[str]:
     """Delete old targets that runs of this pipeline have built, the oldest first; return their names.
 
     `keep` is how many stay besides the live one and the one that a run fills now; the spare always stays, and counts.
+    Targets that an operator has kept on purpose stay too, and do not count.
     """
     sink, controls = require_targets(pipeline), await pipeline.control_store.controls()
     run = controls.run
     filled = run.into if run is not None and run.is_active else ""
-    stay = {await sink.current_target(), controls.target, controls.spare, filled}
+    stay = {await sink.current_target(), controls.target, controls.spare, filled, *controls.kept}
     old = [target for target in await sink.targets(pipeline.name) if target not in stay]
     dropped = old[: max(0, len(old) - max(0, keep - bool(controls.spare)))]
     for target in dropped:

@@ -185,7 +185,7 @@ def drop(
         reindex = reindex_admin(admin, options)
         target, _ = await reindex.target_to_drop()
         confirm(f"{'Forget' if keep_target else 'Delete'} {target}? There is no way back to it then.", yes=yes)
-        return await reindex.drop(keeps_target=keep_target)
+        return await reindex.drop(keeps_always=keep_target)
 
     name, target = perform_on(pipeline, options, act)
     if options.json:
