@@ -75,7 +75,7 @@ class Gate:
         run, sink = report.run, self._live.sink
         assert isinstance(sink, MovableSink), "a run beside has started on it"
         faults = await sink.finish_target(run.into)
-        lines = [] if run.is_rollback else _rows_of(report, await self._dead_examples(report))
+        lines = [] if run.is_rollback else _rows_of(self._live.name, report, await self._dead_examples(report))
         lines += self._passes(report)
         lines += await self._suspects()
         lines.append(await self._name(run))
@@ -151,7 +151,7 @@ class Gate:
         if not report.counts.get(DEAD, 0) + report.swept.get(DEAD, 0):
             return ""
         letters = await self._other.admin.dead_letters(NAMED_MAX)
-        return "; ".join(f"{letter.key!r}: {letter.cause}" for _, _, letter in letters)
+        return "; ".join(f"{letter.key!r}: {letter.cause}" if letter.key else letter.cause for _, _, letter in letters)
 
     # Content.
 
@@ -231,7 +231,7 @@ def _described(one: Difference) -> str:
     return f"{one.key!r} ({one.kind.value}{f': {one.detail}' if one.detail else ''})"
 
 
-def _rows_of(report: RunReport, dead_examples: str) -> list[GateLine]:
+def _rows_of(name: str, report: RunReport, dead_examples: str) -> list[GateLine]:
     """Return the lines on the rows that were read, and what became of them."""
     run, dead = report.run, report.counts.get(DEAD, 0) + report.swept.get(DEAD, 0)
     examples = f" ({dead_examples})" if dead_examples else ""
@@ -242,7 +242,8 @@ def _rows_of(report: RunReport, dead_examples: str) -> list[GateLine]:
             DEAD,
             _count(dead, "row") + examples,
             dead <= run.accept_dead,
-            f"correct their rows and build the target again, or swap without them with --accept-dead {dead}",
+            f"see keywise dead list --pipeline {name} --beside; correct these rows and build the target again, or swap "
+            f"without them with --accept-dead {dead}",
         ),
         _line(POSTPONED, _count(report.postponed, "row"), not report.postponed, is_transient=True),
     ]

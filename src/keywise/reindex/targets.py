@@ -74,6 +74,12 @@ def droppable_target(controls: Controls) -> tuple[str, int] | None:
     return None
 
 
+def target_beside(controls: Controls) -> tuple[str, int] | None:
+    """Return the target beside the live one, and the generation of its scope; None if there is none."""
+    run = controls.run_beside
+    return (run.into, run.generation) if run is not None else droppable_target(controls)
+
+
 async def create_beside(pipeline: OpenPipeline, run: ReindexRun, definition: bytes | None) -> None:
     """Create the target of a run, in the current era of the pipeline. It may be repeated after a crash."""
     sink = require_targets(pipeline)

@@ -28,6 +28,22 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path, SHOP)
 
 
+def build(folder: Folder) -> None:
+    """Build a target beside the live one, until it has caught up once."""
+    folder.keywise("reindex", "start", "pages", "--into", "stored_{generation}")
+    with folder.start("run") as worker:
+        while not folder.keywise("reindex", "status", "pages", "--json").json["catch_up"]["passes"]:
+            assert worker.poll() is None, worker.communicate()
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate()
+
+
+def break_row(folder: Folder) -> None:
+    """Give a row a version that is no number, and nothing else that is wrong."""
+    with closing(sqlite3.connect(folder.path / "cms.db")) as cms, cms:
+        cms.execute("update pages set v = 'first' where id = 'home'")
+
+
 @pytest.mark.parametrize("command", [("start", "--into"), ("start", "--where"), ("run", "--into")])
 def test_an_empty_option_starts_no_other_run(folder: Folder, command: tuple[str, str]):
     """A script passes it when a variable is not set; a run in place of all rows may delete keys."""
@@ -74,6 +90,20 @@ def test_a_forced_write_that_the_new_target_does_not_get_is_said(folder: Folder)
     assert folder.keywise("force", "home").err == "", "a pass sees the new version"
 
 
+def test_the_row_for_which_the_gate_refuses_is_found_by_its_key(folder: Folder):
+    assert "there is no target beside a live one" in folder.keywise("dead", "list", "--beside").err
+    break_row(folder)
+    build(folder)
+    gate = {line["name"]: line for line in folder.keywise("reindex", "verify", "pages", "--json").json["lines"]}
+    assert gate["dead"]["value"].startswith("1 row ('home': body cannot be read: ")
+    assert "see keywise dead list --pipeline pages --beside;" in gate["dead"]["advice"]
+    [letter] = folder.keywise("dead", "list", "--pipeline", "pages", "--beside", "--json").json["letters"]
+    assert (letter["key"], letter["version"]) == ("home", None)
+    assert folder.keywise("dead", "list", "--json").json["letters"] == [], "live messages have letters of their own"
+    assert "cause    body cannot be read" in folder.keywise("dead", "show", "--beside").out
+    assert "body cannot be read" in folder.keywise("why", "home").out
+
+
 @pytest.mark.parametrize("command", ["verify", "swap", "rollback"])
 def test_every_gate_takes_a_sample(folder: Folder, command: str):
     answer = folder.keywise("reindex", command, "pages", "--sample=0")
@@ -87,12 +117,7 @@ def test_a_sample_in_place_is_refused(folder: Folder):
 
 
 def test_the_limits_of_a_swap_are_those_of_its_own_request(folder: Folder):
-    folder.keywise("reindex", "start", "pages", "--into", "stored_{generation}")
-    with folder.start("run") as worker:
-        while not folder.keywise("reindex", "status", "pages", "--json").json["catch_up"]["passes"]:
-            assert worker.poll() is None, worker.communicate()
-        worker.send_signal(signal.SIGTERM)
-        worker.communicate()
+    build(folder)
     shown = folder.keywise("reindex", "verify", "pages", "--sample=all")
     assert "the swap may begin: keywise reindex swap pages --sample all" in shown.out
     limits = []
