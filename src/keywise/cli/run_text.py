@@ -13,6 +13,7 @@ from keywise.reindex.report import RunReport, ShardReport
 from keywise.reindex.row_governor import Pace
 from keywise.reindex.run_watch import consent_text
 from keywise.reindex.shards import READ, CatchUpProgress
+from keywise.reindex.targets import letters_command
 
 UNATTENDED = "no worker takes part in it now; start one with keywise run, or see the log of the workers"
 BAR_WIDTH = 20
@@ -35,6 +36,8 @@ def run_facts(name: str, report: RunReport) -> Facts:
         facts.append(("postponed", f"{count(report.postponed, 'row')} did not end in time; the sweep writes them"))
     if report.swept:
         facts.append(("sweep", outcomes(report.swept)))
+    if report.dead and not run.is_rollback:
+        facts.append(("dead", dead_text(name, run, report.dead)))
     if run.state is RunState.CATCHING_UP and report.catch_up.passes:
         facts += _catch_up_facts(report)
     facts += [("waiting", text) for text in waiting_texts(name, report)]
@@ -93,6 +96,12 @@ def waiting_texts(name: str, report: RunReport) -> list[str]:
 def outcomes(counts: Mapping[str, int]) -> str:
     """Format how rows ended."""
     return ", ".join(f"{name} {number:,}" for name, number in sorted(counts.items()) if name != READ) or "-"
+
+
+def dead_text(name: str, run: ReindexRun, dead: int) -> str:
+    """Say how many rows were not written, and where they are."""
+    where = "they went with its target" if run.is_dropped else f"see {letters_command(name, run)}"
+    return f"{count(dead, 'row')} could not be read or written; {where}"
 
 
 def next_step(name: str, run: ReindexRun) -> str:

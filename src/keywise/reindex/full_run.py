@@ -54,6 +54,8 @@ class FullResult(msgspec.Struct, frozen=True):
     """Targets that were deleted."""
     swapped: str = ""
     """The history record of the swap; empty if there is none."""
+    dead: int = 0
+    """How many rows of the run are dead letters."""
     ended_s_ago: float = 0.0
     """If no run was due: how long ago the last one ended."""
 
@@ -96,7 +98,7 @@ class FullRun:
         if refusal := refusal_of(self._pipeline.name, report):
             raise AdminError(refusal)
         swapped = await watch.swap_record() if run.is_beside else ""
-        return await self._result(report.run, is_due=True, swapped=swapped)
+        return await self._result(report.run, is_due=True, swapped=swapped, dead=report.dead)
 
     def _goes_on(self, run: ReindexRun) -> bool:
         """Whether this run was started for the same plan, by an earlier process, and has not ended."""

@@ -18,7 +18,7 @@ from keywise.reindex.comparison import NAMED_MAX
 from keywise.reindex.report import RunReport
 from keywise.reindex.shards import POSTPONED, entries_of
 from keywise.reindex.sweep import FETCH_KEYS
-from keywise.reindex.targets import fault_of_name
+from keywise.reindex.targets import fault_of_name, letters_command
 
 DEAD = "dead"
 REBUILD = "cancel the run, drop the target and build it again"
@@ -148,7 +148,7 @@ class Gate:
         return _line("name", fault or f"stands for {run.live}", not fault, advice)
 
     async def _dead_examples(self, report: RunReport) -> str:
-        if not report.counts.get(DEAD, 0) + report.swept.get(DEAD, 0):
+        if not report.dead:
             return ""
         letters = await self._other.admin.dead_letters(NAMED_MAX)
         return "; ".join(f"{letter.key!r}: {letter.cause}" if letter.key else letter.cause for _, _, letter in letters)
@@ -233,7 +233,7 @@ def _described(one: Difference) -> str:
 
 def _rows_of(name: str, report: RunReport, dead_examples: str) -> list[GateLine]:
     """Return the lines on the rows that were read, and what became of them."""
-    run, dead = report.run, report.counts.get(DEAD, 0) + report.swept.get(DEAD, 0)
+    run, dead = report.run, report.dead
     examples = f" ({dead_examples})" if dead_examples else ""
     return [
         _line("shards", f"{report.shards_read:,} of {run.shards:,} read", report.shards_read == run.shards, REBUILD),
@@ -242,7 +242,7 @@ def _rows_of(name: str, report: RunReport, dead_examples: str) -> list[GateLine]
             DEAD,
             _count(dead, "row") + examples,
             dead <= run.accept_dead,
-            f"see keywise dead list --pipeline {name} --beside; correct these rows and build the target again, or swap "
+            f"see {letters_command(name, run)}; correct these rows and build the target again, or swap "
             f"without them with --accept-dead {dead}",
         ),
         _line(POSTPONED, _count(report.postponed, "row"), not report.postponed, is_transient=True),

@@ -74,6 +74,11 @@ def droppable_target(controls: Controls) -> tuple[str, int] | None:
     return None
 
 
+def letters_command(name: str, run: ReindexRun) -> str:
+    """Return the command that lists the dead letters of a run."""
+    return f"keywise dead list --pipeline {name}{' --beside' if run.is_beside else ''}"
+
+
 def target_beside(controls: Controls) -> tuple[str, int] | None:
     """Return the target beside the live one, and the generation of its scope; None if there is none."""
     run = controls.run_beside

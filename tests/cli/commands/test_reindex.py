@@ -104,6 +104,21 @@ def test_the_row_for_which_the_gate_refuses_is_found_by_its_key(folder: Folder):
     assert "body cannot be read" in folder.keywise("why", "home").out
 
 
+def test_a_run_with_dead_rows_says_where_they_are(folder: Folder):
+    break_row(folder)
+    dry = folder.keywise("reindex", "start", "pages", "--dry-run")
+    assert "malformed  'home': body cannot be read: a version is an integer" in dry.out
+    with folder.start("run") as worker:
+        waited = folder.keywise("reindex", "run", "pages")
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate()
+    line = "1 row could not be read or written; see keywise dead list --pipeline pages"
+    assert (waited.status, waited.out) == (0, f"reindex 1 of pages is complete\n{line}\n")
+    assert line in folder.keywise("reindex", "status", "pages").out
+    [letter] = folder.keywise("dead", "list", "--json").json["letters"]
+    assert letter["key"] == "home"
+
+
 @pytest.mark.parametrize("command", ["verify", "swap", "rollback"])
 def test_every_gate_takes_a_sample(folder: Folder, command: str):
     answer = folder.keywise("reindex", command, "pages", "--sample=0")

@@ -306,6 +306,7 @@ def _print_dry_run(name: str, report: DryRunReport, *, json: bool) -> None:
         ("dry run", f"{name}, generation {report.generation}: nothing was written"),
         ("rows", f"{report.counts.get(READ, 0):,} read"),
         ("outcomes", outcomes(report.counts)),
+        *(("malformed", f"{key!r}: {cause}" if key else cause) for key, cause in report.malformed),
         ("gone", gone),
     ]
     print_facts(facts)

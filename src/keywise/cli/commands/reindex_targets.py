@@ -22,7 +22,7 @@ from keywise.cli.commands.reindex import (
 )
 from keywise.cli.options import grouped, parse_duration
 from keywise.cli.output import count, duration, fail, plain, print_error, print_json, print_line, print_table, refuse
-from keywise.cli.run_text import showing_run
+from keywise.cli.run_text import dead_text, showing_run
 from keywise.core.controls import PAUSE_MAX_S, SAMPLE_KEYS, ReindexRun
 from keywise.operate.admin import PipelineAdmin
 from keywise.reindex.admin import require_origin
@@ -321,6 +321,8 @@ def _result_lines(name: str, result: FullResult) -> list[str]:
         lines = [f"reindex {run.generation} of {name} is complete"]
         if run.is_beside:
             lines.append(_live_line(name, result.target, result.spare, result.swapped))
+        if result.dead:
+            lines.append(dead_text(name, run, result.dead))
     return lines + [f"deleted {target}" for target in result.dropped]
 
 
