@@ -60,6 +60,18 @@ def test_keys_are_lines_as_editors_write_them(folder: Folder):
     assert answer.json["counts"] == {"read": 3, "apply": 3}
 
 
+def test_keys_without_a_row_are_named(folder: Folder):
+    """Spaces are part of a key, so one that was meant without them is not found."""
+    (folder.path / "keys").write_text("home\nnews\nhome \n" + "".join(f"k{number}\n" for number in range(5)))
+    some = folder.keywise("reindex", "start", "pages", "--ids", "keys", "--dry-run", "--unchecked")
+    assert "1 of 8 keys found; the origin has no row of 'news', 'home ', 'k0', 'k1', 'k2', …\n" in some.err
+    (folder.path / "keys").write_text("news\n")
+    none = folder.keywise("reindex", "start", "pages", "--ids", "keys")
+    assert "Warning: 0 of 1 key found; the origin has no row of 'news'\n" in none.err
+    (folder.path / "keys").write_text("home\n")
+    assert "1 of 1 key found\n" in folder.keywise("reindex", "start", "pages", "--ids", "keys", "--dry-run").err
+
+
 def test_a_run_that_goes_on_has_not_ended(folder: Folder):
     assert folder.keywise("reindex", "start", "pages", "--json").json["ended_at"] is None
 
