@@ -7,14 +7,18 @@ import os
 import pytest
 from msgspec.structs import replace
 
+from keywise.cli.run_text import run_facts
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.controls import Move, RunState
+from keywise.core.controls import Move, ReindexRun, RunState
 from keywise.core.entry import LeaseTerms, RefusalReason
 from keywise.core.errors import AdminError
 from keywise.core.events import SwapRefused, TargetSwapped
 from keywise.reindex.barrier import Barrier
+from keywise.reindex.gate import Gate
 from keywise.reindex.plan import RunPlan
+from keywise.reindex.report import RunReport
 from keywise.reindex.run_state import replace_run
+from keywise.reindex.shards import CatchUpProgress
 from keywise.reindex.targets import NO_TOKEN
 from reindex.catalogue import Catalogue, run_of
 from running import run
@@ -227,6 +231,32 @@ def test_a_wrong_row_says_that_a_swap_compares_a_sample_of_its_own(catalogue):
     text, going = run(story())
     assert "a swap compares a sample of its own, of 500 keys unless --sample says how many" in text
     assert going.sample_keys == 500, "a verification is not remembered"
+
+
+def test_only_a_swap_that_was_called_off_reads_like_a_try():
+    other = CatchUpProgress(passes=1, seconds=4.4, unwritten=2, refused=("called off: k1 lags", "pause: about 8.8 s"))
+    going = ReindexRun(1, RunState.CATCHING_UP, into="pages_1", live="pages_0", swaps=True)
+    shown = run_facts("pages", RunReport(going, 1, 0, {}, None, 60.0, catch_up=other))
+    assert ("tried again", "called off: k1 lags") in shown
+    assert ("waiting for the gate", "pause: about 8.8 s") in shown
+
+
+@pytest.mark.parametrize("is_rollback", [False, True])
+def test_a_rollback_gets_no_advice_that_it_cannot_follow(tmp_path, is_rollback):
+    async def story():
+        async with catalogue.acting() as admin:
+            gate = Gate(admin.pipeline, admin.pipeline, catalogue.origin, 5)
+            going = ReindexRun(1, RunState.CATCHING_UP, into="pages_1", live="pages_0", is_rollback=is_rollback)
+            last = CatchUpProgress(passes=1, seconds=4.4, unwritten=2, failed={"k1": "the claim has ended"})
+            return {
+                line.name: line.text for line in gate._passes(RunReport(going, 1, 0, {}, None, 60.0, catch_up=last))
+            }
+
+    url = f"sqlite:///{tmp_path / 'pages.db'}"
+    catalogue = Catalogue(url, f"{url}?table=pages", ROWS)
+    lines = run(story())
+    assert lines["pause"] == "pause: about 8.8 s, and changes may wait 5 s; allow more with --pause-max"
+    assert ("--accept-dead" in lines["not written"]) is not is_rollback
 
 
 def test_a_worker_that_was_stopped_cannot_write_into_a_new_target_with_the_name_of_a_dropped_one(catalogue):

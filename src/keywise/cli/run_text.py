@@ -1,7 +1,7 @@
 """Formats a reindex: its facts, its progress in one line or as a bar, and why it waits."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeElapsedColumn
@@ -13,6 +13,7 @@ from keywise.reindex.report import RunReport, ShardReport
 from keywise.reindex.row_governor import Pace
 from keywise.reindex.run_watch import consent_text
 from keywise.reindex.shards import READ, CatchUpProgress
+from keywise.reindex.swap import CALLED_OFF
 from keywise.reindex.targets import letters_command
 
 UNATTENDED = "no worker takes part in it now; start one with keywise run, or see the log of the workers"
@@ -125,7 +126,7 @@ def showing_run() -> Iterator[Callable[[RunReport], None]]:
             nonlocal shown
             for cause in _delays(report):
                 if cause not in said:
-                    print(plain(f"waiting: {cause}"), file=sys.stderr)
+                    print(plain(cause), file=sys.stderr)
                     said.add(cause)
             if (activity := _activity(report)) != shown:
                 # Each activity has a bar with its own time, because the clock of a full bar stops.
@@ -151,9 +152,9 @@ def bar_columns() -> tuple[ProgressColumn, ...]:
 def _delays(report: RunReport) -> Iterator[str]:
     """Yield why a command has to wait for longer than usual."""
     if report.is_unattended:
-        yield UNATTENDED
-    if report.run.swaps and report.catch_up.refused:
-        yield f"the swap is tried again: {'; '.join(report.catch_up.refused)}"
+        yield f"waiting: {UNATTENDED}"
+    if report.run.swaps:
+        yield from (f"{name}: {text}" for name, text in _swap_facts(report.catch_up.refused))
 
 
 def _activity(report: RunReport) -> str:
@@ -215,8 +216,13 @@ def _catch_up_facts(report: RunReport) -> Facts:
         facts.append(("pace", _pace_text(last)))
     facts += [("not written", f"{key!r}: {cause}") for key, cause in last.failed.items()]
     if run.swaps:
-        facts += [("tried again", text) for text in last.refused] or [("swap", "a worker begins it")]
+        facts += _swap_facts(last.refused) or [("swap", "a worker begins it")]
     return facts
+
+
+def _swap_facts(refused: Sequence[str]) -> Facts:
+    """Say why a requested swap has not happened yet: it was tried and called off, or lines of the gate do not hold."""
+    return [("tried again" if text.startswith(CALLED_OFF) else "waiting for the gate", text) for text in refused]
 
 
 def _pace_text(last: CatchUpProgress) -> str:

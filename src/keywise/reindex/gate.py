@@ -86,6 +86,7 @@ class Gate:
     def _passes(self, report: RunReport) -> list[GateLine]:
         last, run = report.catch_up, report.run
         pause_s = 2 * last.seconds  # A swap does one more pass and one comparison while changes wait.
+        is_short = pause_s <= run.pause_max_s
         resume = f"keywise reindex resume {self._live.name} --delete-max {report.gone}"
         failed = "; ".join(f"{key!r}: {cause}" for key, cause in last.failed.items())
         return [
@@ -108,14 +109,16 @@ class Gate:
                 "not written",
                 _keys(last.unwritten) + (f" ({failed})" if failed else ""),
                 last.unwritten <= run.accept_dead,
-                f"remove the cause, or swap without them with --accept-dead {last.unwritten}",
+                "remove the cause"
+                if run.is_rollback
+                else f"remove the cause, or swap without them with --accept-dead {last.unwritten}",
                 is_transient=True,
             ),
             _line(
                 "pause",
-                f"about {pause_s:.1f} s",
-                pause_s <= run.pause_max_s,
-                f"changes may wait {run.pause_max_s:g} s; allow more with --pause-max",
+                f"about {pause_s:.1f} s" + ("" if is_short else f", and changes may wait {run.pause_max_s:g} s"),
+                is_short,
+                "allow more with --pause-max",
                 is_transient=True,
             ),
         ]
