@@ -323,7 +323,7 @@ def _is_same(run: ReindexRun, plan: RunPlan) -> bool:
     # Some of its shards may be stored already, so a plan for all rows cannot complete a start for some rows.
     is_like = plan.is_partial == run.is_partial and target_of(plan, run.generation) == run.into
     is_unfinished = run.state is RunState.STARTING and plan.generation is None
-    return is_like and (is_unfinished or plan.generation == run.generation)
+    return is_like and run.state is not RunState.CANCELLED and (is_unfinished or plan.generation == run.generation)
 
 
 def require_origin(pipeline: OpenPipeline) -> tuple[Origin, ShardLedger]:
