@@ -35,7 +35,7 @@ MOMENTS = ("started_at", "ended_at")
 PipelineArgument = Annotated[str, typer.Argument(metavar="PIPELINE")]
 DeleteOption = Annotated[
     int | None,
-    typer.Option("--delete-max", metavar="N", min=0, help="Delete at most so many keys that are gone."),
+    typer.Option("--delete-max", metavar="N", min=0, help="Delete at most N keys that are gone without asking."),
 ]
 MappingOption = Annotated[
     str | None, typer.Option("--mapping", metavar="FILE", help="A file that defines the index of --into, as JSON.")
@@ -70,7 +70,7 @@ class StartOptions:
         str | None,
         typer.Option(metavar="CONDITION", help="Only rows for which this SQL condition holds."),
     ] = None
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Read at most so many rows.")] = None
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Read at most N rows.")] = None
     shard_rows: Annotated[int, typer.Option(metavar="N", min=1, help="About how many rows a shard has.")] = SHARD_ROWS
     also_removed: Annotated[
         bool, typer.Option("--also-removed", help="Also write rows that an operator has removed.")

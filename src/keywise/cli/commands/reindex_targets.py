@@ -40,7 +40,7 @@ PauseMaxOption = Annotated[
     typer.Option("--pause-max", metavar="DURATION", help=f"How long changes may wait; else {PAUSE_MAX_S:g}s."),
 ]
 AcceptDeadOption = Annotated[
-    int, typer.Option("--accept-dead", metavar="N", min=0, help="Swap although so many rows are missing.")
+    int, typer.Option("--accept-dead", metavar="N", min=0, help="Swap even if up to N rows are missing.")
 ]
 SampleOption = Annotated[
     str | None,
@@ -205,10 +205,10 @@ class FullOptions:
     mapping: MappingOption = None
     if_older_than: Annotated[
         str | None,
-        typer.Option("--if-older-than", metavar="DURATION", help="Only if the last run is older than this, as in 7d."),
+        typer.Option("--if-older-than", metavar="DURATION", help="Do nothing if one ended more recently, as in 7d."),
     ] = None
     keep: Annotated[
-        int | None, typer.Option("--keep", metavar="N", min=1, help="How many old targets stay; default: 1, the spare.")
+        int | None, typer.Option("--keep", metavar="N", min=1, help="How many former live targets stay; else 1, the spare.")
     ] = None
     accept_dead: AcceptDeadOption = 0
     pause_max: PauseMaxOption = None
