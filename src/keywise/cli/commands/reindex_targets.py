@@ -208,7 +208,8 @@ class FullOptions:
         typer.Option("--if-older-than", metavar="DURATION", help="Do nothing if one ended more recently, as in 7d."),
     ] = None
     keep: Annotated[
-        int | None, typer.Option("--keep", metavar="N", min=1, help="How many former live targets stay; else 1, the spare.")
+        int | None,
+        typer.Option("--keep", metavar="N", min=1, help="How many former live targets stay; else 1, the spare."),
     ] = None
     accept_dead: AcceptDeadOption = 0
     pause_max: PauseMaxOption = None
