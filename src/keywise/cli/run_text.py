@@ -12,7 +12,7 @@ from keywise.core.url import redacted
 from keywise.reindex.report import RunReport, ShardReport
 from keywise.reindex.row_governor import Pace
 from keywise.reindex.run_watch import consent_text
-from keywise.reindex.shards import READ, CatchUpProgress
+from keywise.reindex.shards import GONE, READ, CatchUpProgress
 from keywise.reindex.swap import CALLED_OFF
 from keywise.reindex.targets import letters_command
 
@@ -36,7 +36,8 @@ def run_facts(name: str, report: RunReport) -> Facts:
     if report.postponed:
         facts.append(("postponed", f"{count(report.postponed, 'row')} did not end in time; the sweep writes them"))
     if report.swept:
-        facts.append(("sweep", outcomes(report.swept)))
+        deleted = "; the deletions of gone keys count as applied" if report.swept.get(GONE) else ""
+        facts.append(("sweep", outcomes(report.swept) + deleted))
     if report.dead and not run.is_rollback:
         facts.append(("dead", dead_text(name, run, report.dead)))
     if run.state is RunState.CATCHING_UP and report.catch_up.passes:
@@ -247,7 +248,7 @@ def _rows_read(report: RunReport) -> str:
 
 
 def _time_text(report: RunReport) -> str:
-    left = f", about {duration(report.left_s)} left" if report.left_s is not None else ""
+    left = f", about {duration(round(report.left_s))} left" if report.left_s is not None else ""
     return f"{duration(report.seconds)}{left}"
 
 
@@ -260,4 +261,4 @@ def _shard_text(one: ShardReport) -> str:
     by = f"read by {one.owner}" if one.owner else "no worker reads it now"
     failed = f", {count(one.attempts, 'attempt')} failed in a row" if one.attempts else ""
     rows = f", {count(one.rows, 'row')}" if one.rows else ""
-    return f"{one.name}{rows}, {by}, moved {duration(one.quiet_s)} ago{failed}"
+    return f"{one.name}{rows}, {by}, moved {duration(round(one.quiet_s))} ago{failed}"
