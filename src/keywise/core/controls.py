@@ -84,7 +84,7 @@ class ReindexRun(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> tuple[int, str, float]:
-        """What tells this run from any other: a rollback has the generation of the run before it."""
+        """What distinguishes this run from any other: a rollback has the generation of the run before it."""
         return self.generation, self.into, self.started_at
 
     @property
