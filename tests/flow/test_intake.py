@@ -81,7 +81,7 @@ def test_a_bad_body_is_set_aside_with_its_cause_and_harms_no_neighbour(body: byt
     """Rule 17: one bad change never takes its batch with it."""
     read_batch = read(GOOD, body, GOOD)
     assert [ticket.delivery.id for ticket in read_batch.tickets] == [0, 2]
-    [(delivery, said, _)] = read_batch.malformed
+    [(delivery, said, *_)] = read_batch.malformed
     assert delivery.id == 1
     assert cause.lower() in said.lower()
     assert len(said) < 200, "a cause is read by a person"

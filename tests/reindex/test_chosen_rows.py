@@ -98,6 +98,19 @@ def test_a_condition_that_the_table_does_not_understand_is_refused(
 
 
 @on_each_table
+def test_the_refusal_of_a_condition_shows_nothing_that_was_put_around_it(tmp_path: Path, table: Callable[[Path], str]):
+    works = Works(tmp_path, table(tmp_path))
+
+    async def story() -> None:
+        with pytest.raises(OriginError) as refused:
+            await works.start(where="price > '")
+        assert "cannot be used: " in str(refused.value)
+        assert not any(part in str(refused.value) for part in ("\n", "true end", "limit 0"))
+
+    run(story(), limit_s=60)
+
+
+@on_each_table
 def test_a_limit_may_be_any_number(tmp_path: Path, table: Callable[[Path], str]):
     works = Works(tmp_path, table(tmp_path))
 

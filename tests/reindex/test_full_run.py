@@ -79,6 +79,42 @@ def test_each_time_it_builds_a_target_swaps_it_in_and_drops_the_oldest(schedule)
     assert swaps(schedule) == [("pages_0", "pages_1"), ("pages_1", "pages_2")]
 
 
+def test_a_target_that_an_operator_has_kept_stays_after_every_later_run(schedule):
+    async def story():
+        async with schedule.working():
+            await schedule.rebuild()
+            await schedule.rebuild()
+            async with schedule.acting() as admin:
+                assert await admin.drop(keeps_always=True) == "pages_1"
+            return await schedule.rebuild(), await schedule.rebuild(keep=2), await schedule.tables()
+
+    third, fourth, tables = run(story(), limit_s=90)
+    assert (third.spare, third.dropped, fourth.spare, fourth.dropped) == ("pages_2", [], "pages_3", [])
+    assert tables == ["pages", "pages_1", "pages_2", "pages_3"]
+
+
+def test_a_name_that_was_kept_once_is_not_kept_again(schedule):
+    """The operator has deleted the table since then, and a run has built it again."""
+
+    async def story():
+        async with schedule.working():
+            await schedule.build("pages_next")
+            await schedule.swap()
+            async with schedule.acting() as admin:
+                await admin.drop()
+            await schedule.build("pages_other")
+            await schedule.swap()
+            async with schedule.acting() as admin:
+                assert await admin.drop(keeps_always=True) == "pages_next"
+                async with admin.pipeline.ledger.transaction() as transaction:
+                    transaction.connection.execute("drop table pages_next")
+            await schedule.build("pages_next")
+            async with schedule.acting() as admin:
+                return (await admin.pipeline.control_store.controls()).kept
+
+    assert run(story(), limit_s=60) == ()
+
+
 def test_it_does_nothing_before_it_is_due(schedule):
     async def story():
         async with schedule.working():
@@ -302,7 +338,7 @@ def test_keys_that_are_gone_need_the_operator(schedule):
 def test_limits_of_the_plan_reach_the_swap(schedule):
     async def story():
         async with schedule.working():
-            return await schedule.rebuild(accept_dead=2, pause_max_s=7.0)
+            return await schedule.rebuild(accept_dead=2, pause_max_s=7.0, sample_keys=9)
 
     result = run(story(), limit_s=60)
-    assert (result.run.accept_dead, result.run.pause_max_s) == (2, 7.0)
+    assert (result.run.accept_dead, result.run.pause_max_s, result.run.sample_keys) == (2, 7.0, 9)

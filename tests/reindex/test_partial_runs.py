@@ -138,6 +138,9 @@ def test_a_generation_is_named_by_its_number_and_the_same_number_is_the_same_run
         with pytest.raises(AdminError, match="generation 455 is not above 456"):
             await works.start(generation=455)
         assert (await works.start()).generation == 457
+        await works.cancel()
+        with pytest.raises(AdminError, match="generation 457 is not above 457"):
+            await works.start(generation=457)  # A script must not take the cancelled run for its own.
 
     run(story())
 

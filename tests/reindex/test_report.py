@@ -8,11 +8,13 @@ import pytest
 
 from keywise.cli.run_text import run_facts, waiting_texts
 from keywise.core import events
-from keywise.core.controls import RunState
+from keywise.core.controls import ReindexRun, RunState
 from keywise.core.errors import KeywiseError, ThrottledError, UnavailableError
 from keywise.core.origin import Page, Shard
+from keywise.observe.log import format_held_sweep
 from keywise.reindex import report as reports
 from keywise.reindex.admin import require_origin
+from keywise.reindex.report import RunReport, ShardReport
 from reindex.reindex_rig import Away, Catalogue, Works, report_of, row
 from running import run
 
@@ -22,6 +24,23 @@ KEYS = [f"k{number:02d}" for number in range(40)]
 def works_of(folder: Path) -> tuple[Catalogue, Works]:
     origin = Catalogue(*(row(key, 1) for key in KEYS))
     return origin, Works(folder, origin)
+
+
+def test_the_facts_of_a_sweep_say_which_were_deletions_and_times_are_whole_seconds():
+    going = ReindexRun(2, RunState.SWEEPING)
+    swept, shard = {"found": 1, "gone": 3, "applied": 3}, ShardReport("shard 1", 5, quiet_s=0.00549)
+    facts = dict(run_facts("shop", RunReport(going, 1, 0, {}, 10, 60.0, swept=swept, working=(shard,))))
+    assert facts["sweep"] == "applied 3, found 1, gone 3; the deletions of gone keys count as applied"
+    assert facts["reading"] == "shard 1, 5 rows, no worker reads it now, moved 0 s ago"
+    scanning = RunReport(ReindexRun(2, RunState.SCANNING), 0, 1, {"read": 100}, 101, 71.8)
+    assert dict(run_facts("shop", scanning))["time"] == "1 min 12 s, about 1 s left"
+
+
+def test_a_held_sweep_says_how_much_the_run_may_do_by_itself():
+    held = events.SweepHeld(pipeline="shop", generation=2, keys=3, delete_max=0)
+    assert "does not have 3 keys of the ledger, and the run may delete 0 by itself; to delete" in format_held_sweep(
+        held
+    )
 
 
 def test_a_report_in_the_middle_has_shards_rows_and_the_time_that_is_left(tmp_path: Path):

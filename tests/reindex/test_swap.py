@@ -7,14 +7,18 @@ import os
 import pytest
 from msgspec.structs import replace
 
+from keywise.cli.run_text import run_facts
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.controls import Move, RunState
+from keywise.core.controls import Move, ReindexRun, RunState
 from keywise.core.entry import LeaseTerms, RefusalReason
 from keywise.core.errors import AdminError
 from keywise.core.events import SwapRefused, TargetSwapped
 from keywise.reindex.barrier import Barrier
+from keywise.reindex.gate import Gate
 from keywise.reindex.plan import RunPlan
+from keywise.reindex.report import RunReport
 from keywise.reindex.run_state import replace_run
+from keywise.reindex.shards import CatchUpProgress
 from keywise.reindex.targets import NO_TOKEN
 from reindex.catalogue import Catalogue, run_of
 from running import run
@@ -186,6 +190,73 @@ def test_a_target_with_a_missing_or_an_older_row_is_refused_by_name(catalogue):
     assert gate.is_refused
     _, sample = gate.failing
     assert "'k7' (missing)" in sample.value and "'k8' (older)" in sample.value
+
+
+def test_the_worker_compares_the_sample_that_the_swap_asks_for(catalogue):
+    """A wrong row that was found with all keys must not go live because the swap looks at 500 of them."""
+    samples = []
+
+    async def counted(keys):
+        samples.append(len(keys))
+
+    async def story():
+        async with catalogue.working():
+            for key in ROWS:
+                await catalogue.change(key, 1)
+            await catalogue.until_empty()
+            await catalogue.build("pages_1")
+            catalogue.origin.before_fetch = counted
+            await catalogue.swap(sample_keys=7)
+            asked, samples[:] = set(samples), []
+            async with catalogue.acting() as admin:
+                await admin.rollback(sample_keys=3)
+                await catalogue.until(admin.pipeline, lambda controls: not run_of(controls).swaps)
+            return asked, set(samples)
+
+    assert run(story()) == ({7}, {3})
+
+
+def test_a_wrong_row_says_that_a_swap_compares_a_sample_of_its_own(catalogue):
+    async def story():
+        async with catalogue.working():
+            await catalogue.build("pages_1")
+            async with catalogue.acting() as admin:
+                async with admin.pipeline.ledger.transaction() as transaction:
+                    done = transaction.connection.execute("update pages_1 set version = 0 where key = 'k8'")
+                    if inspect.isawaitable(done):
+                        await done
+                failing = {line.name: line.text for line in (await admin.verify(2**62)).failing}
+                return failing["sample"], (await admin.pipeline.control_store.controls()).run
+
+    text, going = run(story())
+    assert "a swap compares a sample of its own, of 500 keys unless --sample says how many" in text
+    assert going.sample_keys == 500, "a verification is not remembered"
+
+
+def test_only_a_swap_that_was_called_off_reads_like_a_try():
+    other = CatchUpProgress(passes=1, seconds=4.4, unwritten=2, refused=("called off: k1 lags", "pause: about 8.8 s"))
+    going = ReindexRun(1, RunState.CATCHING_UP, into="pages_1", live="pages_0", swaps=True)
+    shown = run_facts("pages", RunReport(going, 1, 0, {}, None, 60.0, catch_up=other))
+    assert ("tried again", "called off: k1 lags") in shown
+    assert ("waiting for the gate", "pause: about 8.8 s") in shown
+
+
+@pytest.mark.parametrize("is_rollback", [False, True])
+def test_a_rollback_gets_no_advice_that_it_cannot_follow(tmp_path, is_rollback):
+    async def story():
+        async with catalogue.acting() as admin:
+            gate = Gate(admin.pipeline, admin.pipeline, catalogue.origin, 5)
+            going = ReindexRun(1, RunState.CATCHING_UP, into="pages_1", live="pages_0", is_rollback=is_rollback)
+            last = CatchUpProgress(passes=1, seconds=4.4, unwritten=2, failed={"k1": "the claim has ended"})
+            return {
+                line.name: line.text for line in gate._passes(RunReport(going, 1, 0, {}, None, 60.0, catch_up=last))
+            }
+
+    url = f"sqlite:///{tmp_path / 'pages.db'}"
+    catalogue = Catalogue(url, f"{url}?table=pages", ROWS)
+    lines = run(story())
+    assert lines["pause"] == "pause: about 8.8 s, and changes may wait 5 s; allow more with --pause-max"
+    assert ("--accept-dead" in lines["not written"]) is not is_rollback
 
 
 def test_a_worker_that_was_stopped_cannot_write_into_a_new_target_with_the_name_of_a_dropped_one(catalogue):

@@ -13,6 +13,8 @@ import pytest
 from ingest.object_rig import fresh
 from keywise.core.errors import AdminError
 from keywise.reindex import version_check
+from keywise.reindex.dry_run import DryRun
+from keywise.reindex.plan import RunPlan
 from reindex.reindex_rig import Catalogue, Works, bodies_of, row
 from running import run
 from servers import shared
@@ -70,6 +72,33 @@ def test_versions_of_another_unit_are_refused_with_three_examples(
         assert (await works.controls()).run is None, "nothing was started"
         await works.handles(*(row(key, 2) for key in KEYS))
         assert works.content() == dict.fromkeys(KEYS, 2), "and no later change is stale"
+
+    run(story(), limit_s=60)
+
+
+@pytest.mark.parametrize("store", ["sqlite", pytest.param("postgres", marks=pytest.mark.server("postgres"))])
+def test_rows_without_a_column_of_the_sink_are_refused(tmp_path: Path, store: str):
+    """The column would become empty in every row, and the rows of both sides would be equal."""
+    catalogue = Catalogue(
+        *(row(key, 1, title="Chair", price=6) for key in KEYS), row("gone", 1, gone=True, name="Lamp")
+    )
+    ledger = f"sqlite:///{tmp_path / 'shop.db'}" if store == "sqlite" else shared.postgres().create_database(fresh("c"))
+    works = Works(tmp_path, catalogue, ledger=ledger, sink=f"{ledger}?table=stock&columns=name,price")
+
+    async def story() -> None:
+        with pytest.raises(
+            AdminError, match="none of the first 6 rows of pipeline 'shop' has name, which its sink"
+        ) as no:
+            await works.start()
+        assert "their other fields are key, title, version;" in str(no.value)
+        with pytest.raises(AdminError, match="has name, which its sink"):
+            async with works.operated() as (admin, _):
+                await DryRun(admin.pipeline, RunPlan()).run()
+        assert (await works.controls()).run is None, "nothing was started"
+        await works.start(is_checked=False)
+        await works.cancel()
+        catalogue.put(row("k3", 1, name=None))
+        await works.start()
 
     run(story(), limit_s=60)
 

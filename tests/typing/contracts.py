@@ -65,7 +65,7 @@ from keywise.core.origin import FilterableOrigin, Origin
 from keywise.core.record import RecordTable
 from keywise.core.serial.contract import CountsLostSessions, TransactedTurns, Turns, TurnsOperator, TurnsTransaction
 from keywise.core.serial.steps import TurnBook
-from keywise.core.sink import AtomicSink, EmptyReportingSink, ReadableSink, Sink
+from keywise.core.sink import AtomicSink, ColumnSink, EmptyReportingSink, ReadableSink, Sink
 from keywise.core.source import (
     AckTimeoutSource,
     BacklogSource,
@@ -179,6 +179,7 @@ READABLE_SINK: tuple[type[ReadableSink], ...] = (
     OpenSearchSink,
     DynamoSink,
 )
+NAME_COLUMNS: tuple[type[ColumnSink], ...] = (SqliteSink, PostgresSink, SqliteRecordTable, PostgresRecordTable)
 CAN_BE_EMPTY: tuple[type[EmptyReportingSink], ...] = (SqliteSink, PostgresSink, OpenSearchSink, DynamoSink)
 MOVABLE_SINK: tuple[type[MovableSink], ...] = (MemorySink, MemoryTable, SqliteSink, PostgresSink, OpenSearchSink)
 ALIAS_SINK: tuple[type[AliasSink], ...] = (MemorySink, OpenSearchSink)

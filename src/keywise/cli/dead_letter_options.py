@@ -1,9 +1,11 @@
 """Selects the dead letters that a command works on: by number, by time, by cause, or all of them."""
 
 import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -13,6 +15,9 @@ from keywise.core.dead_letter import DeadLetter, DeadLetterFilter
 from keywise.core.errors import SettingsError
 from keywise.core.settings import seconds
 from keywise.flow.pipeline import OpenPipeline
+from keywise.reindex.targets import target_beside
+
+T = TypeVar("T")
 
 PAGE = 100
 """How many letters a search by number reads first; each further read doubles it."""
@@ -72,6 +77,19 @@ async def newest(pipeline: OpenPipeline, limit: int, selection: Filter) -> list[
     ahead_s = time.time() - await pipeline.admin.now()
     letters = await pipeline.admin.dead_letters(limit, selection.dead_letter_filter(ahead_s))
     return [FoundLetter(pipeline, number, at + ahead_s, letter) for number, at, letter in letters]
+
+
+async def look_beside(look: Callable[[list[OpenPipeline]], Awaitable[T]], pipelines: Sequence[OpenPipeline]) -> T:
+    """Look at the letters of rows for targets beside the live ones; exit if there is no such target."""
+    async with AsyncExitStack() as stack:
+        others = []
+        for pipeline in pipelines:
+            found = target_beside(await pipeline.control_store.controls())
+            if found is not None and pipeline.open_target is not None:
+                others.append(await stack.enter_async_context(pipeline.open_target(*found)))
+        if not others:
+            fail("there is no target beside a live one; without --beside, see all other letters")
+        return await look(others)
 
 
 async def selected(pipelines: list[OpenPipeline], numbers: list[int], selection: Filter) -> list[FoundLetter]:

@@ -1,7 +1,7 @@
 """Formats a reindex: its facts, its progress in one line or as a bar, and why it waits."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeElapsedColumn
@@ -12,7 +12,9 @@ from keywise.core.url import redacted
 from keywise.reindex.report import RunReport, ShardReport
 from keywise.reindex.row_governor import Pace
 from keywise.reindex.run_watch import consent_text
-from keywise.reindex.shards import READ, CatchUpProgress
+from keywise.reindex.shards import GONE, READ, CatchUpProgress
+from keywise.reindex.swap import CALLED_OFF
+from keywise.reindex.targets import letters_command
 
 UNATTENDED = "no worker takes part in it now; start one with keywise run, or see the log of the workers"
 BAR_WIDTH = 20
@@ -34,7 +36,10 @@ def run_facts(name: str, report: RunReport) -> Facts:
     if report.postponed:
         facts.append(("postponed", f"{count(report.postponed, 'row')} did not end in time; the sweep writes them"))
     if report.swept:
-        facts.append(("sweep", outcomes(report.swept)))
+        deleted = "; the deletions of gone keys count as applied" if report.swept.get(GONE) else ""
+        facts.append(("sweep", outcomes(report.swept) + deleted))
+    if report.dead and not run.is_rollback:
+        facts.append(("dead", dead_text(name, run, report.dead)))
     if run.state is RunState.CATCHING_UP and report.catch_up.passes:
         facts += _catch_up_facts(report)
     facts += [("waiting", text) for text in waiting_texts(name, report)]
@@ -97,6 +102,12 @@ def outcomes(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {number:,}" for name, number in sorted(counts.items()) if name != READ) or "-"
 
 
+def dead_text(name: str, run: ReindexRun, dead: int) -> str:
+    """Say how many rows were not written, and where they are."""
+    where = "they went with its target" if run.is_dropped else f"see {letters_command(name, run)}"
+    return f"{count(dead, 'row')} could not be read or written; {where}"
+
+
 def next_step(name: str, run: ReindexRun) -> str:
     """Say what follows for a run that was started just now."""
     if not run.is_beside:
@@ -118,7 +129,7 @@ def showing_run() -> Iterator[Callable[[RunReport], None]]:
             nonlocal shown
             for cause in _delays(report):
                 if cause not in said:
-                    print(plain(f"waiting: {cause}"), file=sys.stderr)
+                    print(plain(cause), file=sys.stderr)
                     said.add(cause)
             if (activity := _activity(report)) != shown:
                 # Each activity has a bar with its own time, because the clock of a full bar stops.
@@ -144,9 +155,9 @@ def bar_columns() -> tuple[ProgressColumn, ...]:
 def _delays(report: RunReport) -> Iterator[str]:
     """Yield why a command has to wait for longer than usual."""
     if report.is_unattended:
-        yield UNATTENDED
-    if report.run.swaps and report.catch_up.refused:
-        yield f"the swap is tried again: {'; '.join(report.catch_up.refused)}"
+        yield f"waiting: {UNATTENDED}"
+    if report.run.swaps:
+        yield from (f"{name}: {text}" for name, text in _swap_facts(report.catch_up.refused))
 
 
 def _activity(report: RunReport) -> str:
@@ -208,8 +219,13 @@ def _catch_up_facts(report: RunReport) -> Facts:
         facts.append(("pace", _pace_text(last)))
     facts += [("not written", f"{key!r}: {cause}") for key, cause in last.failed.items()]
     if run.swaps:
-        facts += [("tried again", text) for text in last.refused] or [("swap", "a worker begins it")]
+        facts += _swap_facts(last.refused) or [("swap", "a worker begins it")]
     return facts
+
+
+def _swap_facts(refused: Sequence[str]) -> Facts:
+    """Say why a requested swap has not happened yet: it was tried and called off, or lines of the gate do not hold."""
+    return [("tried again" if text.startswith(CALLED_OFF) else "waiting for the gate", text) for text in refused]
 
 
 def _pace_text(last: CatchUpProgress) -> str:
@@ -234,7 +250,7 @@ def _rows_read(report: RunReport) -> str:
 
 
 def _time_text(report: RunReport) -> str:
-    left = f", about {duration(report.left_s)} left" if report.left_s is not None else ""
+    left = f", about {duration(round(report.left_s))} left" if report.left_s is not None else ""
     return f"{duration(report.seconds)}{left}"
 
 
@@ -247,4 +263,4 @@ def _shard_text(one: ShardReport) -> str:
     by = f"read by {one.owner}" if one.owner else "no worker reads it now"
     failed = f", {count(one.attempts, 'attempt')} failed in a row" if one.attempts else ""
     rows = f", {count(one.rows, 'row')}" if one.rows else ""
-    return f"{one.name}{rows}, {by}, moved {duration(one.quiet_s)} ago{failed}"
+    return f"{one.name}{rows}, {by}, moved {duration(round(one.quiet_s))} ago{failed}"

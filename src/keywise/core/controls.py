@@ -9,6 +9,8 @@ import msgspec
 EVERYTHING = "*"
 PAUSE_MAX_S = 5.0
 """How long a swap may keep changes waiting, if the operator does not say."""
+SAMPLE_KEYS = 500
+"""How many keys the gate of a swap compares with the origin, if the operator does not say."""
 
 
 class Pause(msgspec.Struct, frozen=True):
@@ -80,6 +82,8 @@ class ReindexRun(msgspec.Struct, frozen=True):
     """How many rows may be missing in the target at the swap: dead letters, or keys that could not be written."""
     pause_max_s: float = PAUSE_MAX_S
     """How long a swap may keep changes waiting."""
+    sample_keys: int = SAMPLE_KEYS
+    """How many keys the gate of a swap compares with the origin."""
     notify: str = ""
     """The URL that gets a notice when the run has ended; `${NAME}` in it stands for a secret. Empty: no notice."""
     is_notified: bool = False
@@ -87,7 +91,7 @@ class ReindexRun(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> tuple[int, str, float]:
-        """What tells this run from any other: a rollback has the generation of the run before it."""
+        """What distinguishes this run from any other: a rollback has the generation of the run before it."""
         return self.generation, self.into, self.started_at
 
     @property
@@ -138,6 +142,8 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
     """The target that was live before the last swap, and can be again; empty if there is none, or it was dropped."""
     spare_generation: int = 0
     """The generation of the run whose scope in the ledger describes the spare."""
+    kept: tuple[str, ...] = ()
+    """Targets that an operator has dropped and left in their store on purpose, so no run deletes them."""
     target_epoch: int = 0
     """How many swaps there were, rollbacks included."""
     swap_token: int = 0

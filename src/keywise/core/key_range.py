@@ -43,6 +43,13 @@ class KeyRange(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.test} limit 0", f"{self.condition}\nlimit 0"
 
 
+def cause_of_condition(error: Exception) -> str:
+    """Return why a store does not understand a condition, without the test that was put around it."""
+    cause, *own = str(error).split("\n")
+    # Databases quote the rest of the statement after an open quote.
+    return f'{cause}"' if own and cause.count('"') % 2 else cause
+
+
 ReadRows: TypeAlias = Callable[[KeyRange, int], Awaitable[Sequence[tuple[str, bytes]]]]
 """Reads the first rows of a range, up to a limit: the key of each, and the row as the body of a message."""
 

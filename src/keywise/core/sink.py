@@ -102,6 +102,15 @@ class Content(msgspec.Struct, frozen=True):
 
 
 @runtime_checkable
+class ColumnSink(Protocol):
+    """The ability of a table to name the fields of a body that it stores, so that rows without them are noticed."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The fields that have columns of their own; none if the table holds whole bodies."""
+
+
+@runtime_checkable
 class EmptyReportingSink(Protocol):
     """The ability of a sink to report whether it is empty, so that a worker notices a new table or index at start."""
 

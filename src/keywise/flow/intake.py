@@ -38,6 +38,8 @@ class Malformed(NamedTuple):
     delivery: Delivery
     cause: str
     traceback: str = ""
+    key: str = ""
+    """Empty if the key cannot be read either."""
 
 
 class ReadBatch(msgspec.Struct):
@@ -130,6 +132,10 @@ class MessageReader:
                 add(Ticket(change, delivery, source, now))
         return read_batch
 
+    def key_of(self, body: bytes) -> str:
+        """Return the key of a body that is no change, so that it can be found; empty if it names none."""
+        return self._route.key_of(body) if isinstance(self._route, FieldRoute) else ""
+
     def read_one(self, body: bytes, delivery: Delivery | None = None) -> Change[Any]:
         """Read one body that did not come from a source; raises `MalformedError` if it is malformed or ignored.
 
@@ -170,6 +176,7 @@ class FieldRoute:
         except ValueError as error:
             raise SettingsError(f"key=, version= and deleted= name fields of JSON objects: {error}") from error
         self._decode = msgspec.json.Decoder(shape).decode
+        self._decode_key = msgspec.json.Decoder(msgspec.defstruct("Key", types[:1], rename={"key": fields.key})).decode
         self._versioned = fields.version is not None
         self._flags = [(f"flag{i}", tuple(values)) for i, values in enumerate(fields.deleted.values())]
 
@@ -190,6 +197,15 @@ class FieldRoute:
             if value in values and _is_among(value, values):
                 deleted = True
         return found.key, order, deleted
+
+    def key_of(self, body: bytes) -> str:
+        """Return the key of a body whose other fields may be bad; empty if it has none."""
+        try:
+            found: Any = self._decode_key(body)
+            check_key(found.key)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, MalformedError):
+            return ""
+        return str(found.key)
 
 
 class FunctionRoute:

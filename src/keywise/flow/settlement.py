@@ -38,7 +38,7 @@ class Settlement:
         return replace(letter, key=change.key, version=change.version)
 
     def unread_letter(self, unread: Malformed, source: int) -> DeadLetter:
-        """Return the dead letter of a delivery that has no key, because it could not be read."""
+        """Return the dead letter of a delivery that could not be read; most have no key."""
         (name, _), delivery = self.pipeline.sources[source], unread.delivery
         return DeadLetter(
             storable(unread.cause),
@@ -48,6 +48,7 @@ class Settlement:
             source=name,
             routing_key=delivery.routing_key.replace("\0", "\\x00"),
             traceback=unread.traceback,
+            key=unread.key,
         )
 
     def failed(self, ticket: Ticket, cause: str, attempts: int, retry_s: float, traceback: str = "") -> events.Failed:
@@ -88,8 +89,8 @@ class Settlement:
 
     def report_unread(self, read_batch: ReadBatch) -> None:
         name = self.pipeline.name
-        for _, cause, traceback in read_batch.malformed:
-            self.pipeline.emit(events.DeadLettered(pipeline=name, key="", cause=cause, traceback=traceback))
+        for _, cause, traceback, key in read_batch.malformed:
+            self.pipeline.emit(events.DeadLettered(pipeline=name, key=key, cause=cause, traceback=traceback))
         for ticket, cause in read_batch.last:
             self.pipeline.emit(self.dead_lettered(ticket, cause))
         if dead := read_batch.dead:

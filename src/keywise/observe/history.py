@@ -180,7 +180,7 @@ _FORMATTERS: dict[type[events.Event], Callable[[Any], HistoryFields]] = {
         "reindex held",
         "",
         None,
-        f"generation {event.generation}: gone keys: {event.keys:,}, and it may delete {event.delete_max:,}",
+        f"generation {event.generation}: gone keys: {event.keys:,}; the run may delete {event.delete_max:,} by itself",
     ),
     events.ReindexEnded: lambda event: (
         "reindex complete",

@@ -99,9 +99,9 @@ def format_held_sweep(event: events.SweepHeld) -> str:
     """Say that a reindex waits for the operator, and what to do."""
     gone = f"{event.keys:,} key{'s' * (event.keys != 1)}"
     return (
-        f"reindex {event.generation} waits: the origin does not have {gone} of the ledger, and it may delete "
-        f"{event.delete_max:,}; to delete them, run keywise reindex resume {event.pipeline} --delete-max {event.keys}; "
-        f"to keep them, run keywise reindex cancel {event.pipeline}"
+        f"reindex {event.generation} waits: the origin does not have {gone} of the ledger, and the run may delete "
+        f"{event.delete_max:,} by itself; to delete them, run keywise reindex resume {event.pipeline} --delete-max "
+        f"{event.keys}; to keep them, run keywise reindex cancel {event.pipeline}"
     )
 
 

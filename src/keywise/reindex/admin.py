@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from keywise.core.controls import PAUSE_MAX_S, Controls, ReindexRun, RunState
+from keywise.core.controls import PAUSE_MAX_S, SAMPLE_KEYS, Controls, ReindexRun, RunState
 from keywise.core.errors import AdminError
 from keywise.core.origin import Origin
 from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, PipelineAdmin
-from keywise.reindex.gate import SAMPLE_KEYS, Gate, GateResult
+from keywise.reindex.gate import Gate, GateResult
 from keywise.reindex.notice import check_receiver
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import report_run
@@ -190,19 +190,22 @@ class ReindexAdmin:
             lines = await Gate(self.pipeline, other, self._origin, sample_keys).lines(replace(report, run=run))
         return GateResult(run, lines)
 
-    async def swap(self, accept_dead: int = 0, pause_max_s: float | None = None) -> ReindexRun:
+    async def swap(
+        self, accept_dead: int = 0, pause_max_s: float | None = None, sample_keys: int = SAMPLE_KEYS
+    ) -> ReindexRun:
         """Request a swap: a worker carries it out as soon as the gate allows it. `ReindexRun.swaps` is the request."""
         await self._catching_up()
 
         def wanted(run: ReindexRun) -> ReindexRun:
-            return replace(_with_limits(run, accept_dead, pause_max_s), swaps=True, is_paused=False)
+            limited = _with_limits(run, accept_dead, pause_max_s)
+            return replace(limited, sample_keys=sample_keys, swaps=True, is_paused=False)
 
         run, is_new = await self._replace("swapped", wanted)
         if is_new:
             await self._admin.record("swap requested", detail=f"generation {run.generation}, to {run.into}")
         return run
 
-    async def rollback(self, pause_max_s: float | None = None) -> ReindexRun:
+    async def rollback(self, pause_max_s: float | None = None, sample_keys: int = SAMPLE_KEYS) -> ReindexRun:
         """Request a swap to the spare. It catches up first, so nothing that was written since the last swap is lost."""
         controls = await self.controls_with_spare()
         await check_spare(self.pipeline, controls)
@@ -215,6 +218,7 @@ class ReindexAdmin:
             swaps=True,
             started_at=await self.pipeline.admin.now(),
             pause_max_s=PAUSE_MAX_S if pause_max_s is None else pause_max_s,
+            sample_keys=sample_keys,
             by=self._audit_note.who,
             why=self._audit_note.why,
         )
@@ -233,14 +237,16 @@ class ReindexAdmin:
             )
         return controls
 
-    async def drop(self, *, keeps_target: bool = False) -> str:
+    async def drop(self, *, keeps_target: bool = False, keeps_always: bool = False) -> str:
         """Delete the target that is not live, and its scope in the ledger; return its name.
 
-        With `keeps_target` the target stays in its store, but keywise can no longer go back to it.
+        With `keeps_target` the target stays in its store, but keywise can no longer go back to it. With `keeps_always`
+        no later run deletes it either.
         """
         target, generation = await self.target_to_drop()
-        await drop_beside(self.pipeline, target, generation, keeps_target=keeps_target)
-        await self._admin.record("target dropped", detail=f"{target}, kept in the store" if keeps_target else target)
+        stays = keeps_target or keeps_always
+        await drop_beside(self.pipeline, target, generation, keeps_target=stays, keeps_always=keeps_always)
+        await self._admin.record("target dropped", detail=f"{target}, kept in the store" if stays else target)
         return target
 
     async def target_to_drop(self) -> tuple[str, int]:
@@ -330,7 +336,7 @@ def _is_same(run: ReindexRun, plan: RunPlan) -> bool:
     # A plan for all rows does not complete a start for some rows: it is more likely another operator's.
     is_like = plan.is_partial == run.is_partial and target_of(plan, run.generation) == run.into
     is_unfinished = run.state is RunState.STARTING and plan.generation is None
-    return is_like and (is_unfinished or plan.generation == run.generation)
+    return is_like and run.state is not RunState.CANCELLED and (is_unfinished or plan.generation == run.generation)
 
 
 def require_origin(pipeline: OpenPipeline) -> tuple[Origin, ShardLedger]:

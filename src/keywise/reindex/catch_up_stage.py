@@ -28,7 +28,7 @@ from keywise.reindex.gate import Gate, GateLine, failing
 from keywise.reindex.report import report_run
 from keywise.reindex.run_state import replace_run
 from keywise.reindex.shards import CATCH_UP, CatchUpProgress, ShardLedger
-from keywise.reindex.swap import Swap
+from keywise.reindex.swap import CALLED_OFF, Swap
 from keywise.reindex.target_writer import TargetWriter
 
 REST_S, REST_MAX_S = 0.5, 60.0
@@ -142,7 +142,7 @@ class CatchUpStage:
         """
         report = await report_run(self._pipeline, self._shards)
         assert report is not None, "a run that was started stays in the controls"
-        gate = Gate(self._pipeline, self._target, self._origin)
+        gate = Gate(self._pipeline, self._target, self._origin, run.sample_keys)
         try:
             lines = failing(await gate.lines(report))
         except UnavailableError as error:
@@ -152,7 +152,7 @@ class CatchUpStage:
         if not lines:
             if not (cause := await swap.run(run)):
                 return True
-            refused = (f"called off: {cause}",)
+            refused = (f"{CALLED_OFF}{cause}",)
             self._tries += 1
         self._progress = replace(self._progress, refused=refused)
         await self._keep(claim)

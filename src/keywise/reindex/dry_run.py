@@ -13,6 +13,7 @@ from keywise.core.change import Change, is_unversioned
 from keywise.core.controls import Controls, ReindexRun
 from keywise.core.entry import LedgerPolicy, RefusalReason
 from keywise.core.errors import ThrottledError
+from keywise.core.failures import cause_of_refusal
 from keywise.core.origin import Origin
 from keywise.core.rules import decide_under
 from keywise.flow.handover import IGNORED
@@ -32,6 +33,8 @@ INSPECTED_AT_ONCE = 16
 """How many keys are looked up in the ledger at the same time."""
 APPLY, MALFORMED = "apply", "malformed"
 """What is counted besides refusals: rows that would be written, and rows that would become dead letters."""
+MALFORMED_SHOWN = 5
+"""How many of those a report names."""
 _REFUSALS = {
     RefusalReason.STALE: "stale",
     RefusalReason.DUPLICATE: "duplicate",
@@ -51,6 +54,8 @@ class DryRunReport(msgspec.Struct, frozen=True):
     """How many keys of the ledger the origin does not have; 0 for a partial run, which deletes nothing."""
     delete_max: int
     """How many of them a run deletes without the operator's consent."""
+    malformed: Sequence[tuple[str, str]] = ()
+    """Some rows that would become dead letters: the key, empty if it cannot be read, and the cause."""
 
 
 class DryRun:
@@ -65,6 +70,7 @@ class DryRun:
         self._counts: Counter[str] = Counter()
         self._keys = 0
         """How many keys with a row the ledger has."""
+        self._malformed: list[tuple[str, str]] = []
 
     async def run(self, show: Callable[[str, int, int | None], None] = lambda *facts: None) -> DryRunReport:
         """Read everything; `show` gets the stage, how much of it is done, and about how much there is in all."""
@@ -83,7 +89,8 @@ class DryRun:
                     await self._count(reader, rows, controls)
                     show("reading rows", self._counts[READ], expected)
         gone = 0 if plan.is_partial else await self._count_gone(show)
-        return DryRunReport(generation, dict(+self._counts), gone, delete_limit(plan.delete_max, self._keys))
+        delete_max = delete_limit(plan.delete_max, self._keys)
+        return DryRunReport(generation, dict(+self._counts), gone, delete_max, self._malformed[:MALFORMED_SHOWN])
 
     async def _pages(self, progress: ShardProgress) -> AsyncGenerator[Sequence[bytes], None]:
         if progress.keys:
@@ -100,6 +107,7 @@ class DryRun:
         now = await self._pipeline.admin.now()
         read_batch = reader.read(row_deliveries("dry run", rows, now), 0, self._pipeline.clock())
         self._counts.update({READ: len(rows), MALFORMED: len(read_batch.malformed), IGNORED: len(read_batch.ignored)})
+        self._malformed += [(bad.key, bad.cause) for bad in read_batch.malformed[:MALFORMED_SHOWN]]
         tickets = read_batch.tickets
         for start in range(0, len(tickets), INSPECTED_AT_ONCE):
             some = tickets[start : start + INSPECTED_AT_ONCE]
@@ -108,6 +116,8 @@ class DryRun:
     async def _outcome(self, ticket: Ticket, controls: Controls, now: float) -> str:
         change: Change[object] = ticket.change
         refusal = decide_under(controls, await self._pipeline.admin.inspect(change.key), change, now, self._policy)
+        if refusal is not None and refusal.reason is RefusalReason.MIXED:
+            self._malformed.append((change.key, cause_of_refusal(refusal)))
         return APPLY if refusal is None else _REFUSALS.get(refusal.reason, APPLY)
 
     async def _count_gone(self, show: Callable[[str, int, int | None], None]) -> int:

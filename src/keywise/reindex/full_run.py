@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from keywise.core.controls import Controls, ReindexRun, RunState
+from keywise.core.controls import SAMPLE_KEYS, Controls, ReindexRun, RunState
 from keywise.core.errors import AdminError
 from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.reindex.admin import ReindexAdmin, require_origin
@@ -37,6 +37,8 @@ class FullPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How many targets that were live before stay in the store, including the spare."""
     accept_dead: int = 0
     pause_max_s: float | None = None
+    sample_keys: int = SAMPLE_KEYS
+    """How many keys the gate compares with the origin."""
 
 
 class FullResult(msgspec.Struct, frozen=True):
@@ -53,6 +55,8 @@ class FullResult(msgspec.Struct, frozen=True):
     """Targets that were deleted."""
     swapped: str = ""
     """The history record of the swap; empty if there is none."""
+    dead: int = 0
+    """How many rows of the run are dead letters."""
     ended_s_ago: float = 0.0
     """If no run was due: how long ago the last one ended."""
 
@@ -95,7 +99,7 @@ class FullRun:
         if refusal := refusal_of(self._pipeline.name, report):
             raise AdminError(refusal)
         swapped = await watch.swap_record() if run.is_beside else ""
-        return await self._result(report.run, is_due=True, swapped=swapped)
+        return await self._result(report.run, is_due=True, swapped=swapped, dead=report.dead)
 
     def _goes_on(self, run: ReindexRun) -> bool:
         """Whether this run was started for the same plan, by an earlier process, and has not ended."""
@@ -183,12 +187,12 @@ class FullRun:
         Raises `AdminError` if a line of the gate needs an operator, or the time is up.
         """
         self._say("looking at the gate")
-        limits = self._plan.accept_dead, self._plan.pause_max_s
-        gate = await self._reindex.verify(accept_dead=limits[0], pause_max_s=limits[1])
+        plan = self._plan
+        gate = await self._reindex.verify(plan.sample_keys, accept_dead=plan.accept_dead, pause_max_s=plan.pause_max_s)
         if gate.is_refused or (not gate.is_open and self._pipeline.clock() >= until):
             raise AdminError(_refused_by(gate))
         if gate.is_open:
-            await self._reindex.swap(*limits)
+            await self._reindex.swap(plan.accept_dead, plan.pause_max_s, plan.sample_keys)
         return gate.is_open
 
     async def _result(self, run: ReindexRun | None, *, is_due: bool, **more: Any) -> FullResult:

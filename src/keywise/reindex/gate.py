@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from keywise.core.controls import ReindexRun
+from keywise.core.controls import SAMPLE_KEYS, ReindexRun
 from keywise.core.entry import Entry
 from keywise.core.errors import MalformedError
 from keywise.core.origin import Origin
@@ -18,10 +18,8 @@ from keywise.reindex.comparison import NAMED_MAX
 from keywise.reindex.report import RunReport
 from keywise.reindex.shards import POSTPONED, entries_of
 from keywise.reindex.sweep import FETCH_KEYS
-from keywise.reindex.targets import fault_of_name
+from keywise.reindex.targets import fault_of_name, letters_command
 
-SAMPLE_KEYS = 500
-"""How many keys are compared with the origin, if the operator does not say."""
 DEAD = "dead"
 REBUILD = "cancel the run, drop the target and build it again"
 
@@ -88,7 +86,7 @@ class KeySample:
 class Gate:
     """Inspects the other target of a run. It changes nothing but the settings that made building it faster."""
 
-    def __init__(self, live: OpenPipeline, other: OpenPipeline, origin: Origin, sample_keys: int = SAMPLE_KEYS) -> None:
+    def __init__(self, live: OpenPipeline, other: OpenPipeline, origin: Origin, sample_keys: int) -> None:
         self._live, self._other = live, other
         self._origin = origin
         self._sample_keys = sample_keys
@@ -99,7 +97,7 @@ class Gate:
         run, sink = report.run, self._live.sink
         assert isinstance(sink, MovableSink), "a run beside has started on it"
         faults = await sink.finish_target(run.into)
-        lines = [] if run.is_rollback else _rows_of(report, await self._dead_examples(report))
+        lines = [] if run.is_rollback else _rows_of(self._live.name, report, await self._dead_examples(report))
         lines += self._passes(report)
         lines += await self._suspects()
         lines.append(await self._name(run))
@@ -110,6 +108,7 @@ class Gate:
     def _passes(self, report: RunReport) -> list[GateLine]:
         last, run = report.catch_up, report.run
         pause_s = 2 * last.seconds  # A swap does one more pass and one comparison while changes wait.
+        is_short = pause_s <= run.pause_max_s
         resume = f"keywise reindex resume {self._live.name} --delete-max {report.gone}"
         failed = "; ".join(f"{key!r}: {cause}" for key, cause in last.failed.items())
         return [
@@ -132,14 +131,16 @@ class Gate:
                 "not written",
                 _keys(last.unwritten) + (f" ({failed})" if failed else ""),
                 last.unwritten <= run.accept_dead,
-                f"remove the cause, or swap without them with --accept-dead {last.unwritten}",
+                "remove the cause"
+                if run.is_rollback
+                else f"remove the cause, or swap without them with --accept-dead {last.unwritten}",
                 is_transient=True,
             ),
             _line(
                 "pause",
-                f"about {pause_s:.1f} s",
-                pause_s <= run.pause_max_s,
-                f"changes may wait {run.pause_max_s:g} s; allow more with --pause-max",
+                f"about {pause_s:.1f} s" + ("" if is_short else f", and changes may wait {run.pause_max_s:g} s"),
+                is_short,
+                "allow more with --pause-max",
                 is_transient=True,
             ),
         ]
@@ -172,10 +173,10 @@ class Gate:
         return _line("name", fault or f"stands for {run.live}", not fault, advice)
 
     async def _dead_examples(self, report: RunReport) -> str:
-        if not report.counts.get(DEAD, 0) + report.swept.get(DEAD, 0):
+        if not report.dead:
             return ""
         letters = await self._other.admin.dead_letters(NAMED_MAX)
-        return "; ".join(f"{letter.key!r}: {letter.cause}" for _, _, letter in letters)
+        return "; ".join(f"{letter.key!r}: {letter.cause}" if letter.key else letter.cause for _, _, letter in letters)
 
     # Content.
 
@@ -202,7 +203,8 @@ class Gate:
                 "sample",
                 compared + examples,
                 not wrong,
-                f"something else has changed the target, or rows change without a new version; {REBUILD}",
+                f"something else has changed the target, or rows change without a new version; {REBUILD}; a swap "
+                f"compares a sample of its own, of {SAMPLE_KEYS} keys unless --sample says how many",
             ),
         ]
 
@@ -251,9 +253,9 @@ def _described(one: Difference) -> str:
     return f"{one.key!r} ({one.kind.value}{f': {one.detail}' if one.detail else ''})"
 
 
-def _rows_of(report: RunReport, dead_examples: str) -> list[GateLine]:
+def _rows_of(name: str, report: RunReport, dead_examples: str) -> list[GateLine]:
     """Return the lines on the rows that were read, and what became of them."""
-    run, dead = report.run, report.counts.get(DEAD, 0) + report.swept.get(DEAD, 0)
+    run, dead = report.run, report.dead
     examples = f" ({dead_examples})" if dead_examples else ""
     return [
         _line("shards", f"{report.shards_read:,} of {run.shards:,} read", report.shards_read == run.shards, REBUILD),
@@ -262,7 +264,8 @@ def _rows_of(report: RunReport, dead_examples: str) -> list[GateLine]:
             DEAD,
             _count(dead, "row") + examples,
             dead <= run.accept_dead,
-            f"correct their rows and build the target again, or swap without them with --accept-dead {dead}",
+            f"see {letters_command(name, run)}; correct these rows and build the target again, or swap "
+            f"without them with --accept-dead {dead}",
         ),
         _line(POSTPONED, _count(report.postponed, "row"), not report.postponed, is_transient=True),
     ]

@@ -8,6 +8,7 @@ from keywise.core.change import KEY_MAX_BYTES
 from keywise.core.errors import AdminError, OriginError
 from keywise.core.origin import CURSOR_MAX_BYTES, SHARDS_MAX, FilterableOrigin, Origin, Page, Shard, note_bytes
 from keywise.reindex.shards import ShardProgress
+from keywise.reindex.sweep import FETCH_KEYS
 
 SHARD_ROWS = 10_000
 """About how many rows a shard has, if the operator does not say."""
@@ -70,6 +71,16 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.limit is not None:
             return [ShardProgress(shard, rows_max=self.limit) for shard in shards[:1]]
         return [ShardProgress(shard) for shard in shards]
+
+
+async def keys_without_row(origin: Origin, keys: Sequence[str]) -> list[str]:
+    """Return which of these keys the origin does not have."""
+    missing = list[str]()
+    for start in range(0, len(keys), FETCH_KEYS):
+        some = keys[start : start + FETCH_KEYS]
+        found = await origin.fetch(some)
+        missing += [key for key in some if key not in found]
+    return missing
 
 
 def check_page(page: Page, after: str) -> None:

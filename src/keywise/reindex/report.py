@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from keywise.core.change import Outcome
 from keywise.core.controls import ReindexRun, RunState
 from keywise.core.entry import Entry
 from keywise.flow.pipeline import OpenPipeline
@@ -93,6 +94,11 @@ class RunReport(msgspec.Struct, frozen=True):
     @property
     def rows_read(self) -> int:
         return self.counts.get(READ, 0)
+
+    @property
+    def dead(self) -> int:
+        """How many rows are dead letters."""
+        return self.counts.get(Outcome.DEAD, 0) + self.swept.get(Outcome.DEAD, 0)
 
     @property
     def rows_per_s(self) -> float:

@@ -5,7 +5,7 @@ from typing import Any
 
 from keywise.core.change import Change, Delivery, Order, above, is_unversioned
 from keywise.core.controls import ReindexRun
-from keywise.flow.intake import Intake, Malformed, ReadBatch
+from keywise.flow.intake import Intake, Malformed, MessageReader, ReadBatch
 from keywise.flow.lanes import Ticket
 
 UNVERSIONED = "the row has no version; only versioned rows can be reindexed"
@@ -41,9 +41,12 @@ class RowReader:
         gone = [one for one in deliveries if isinstance(one, GoneKey)]
         rows = [one for one in deliveries if not isinstance(one, GoneKey)] if gone else deliveries
         read_batch = self._reader.read(rows, source, now)
+        if isinstance(self._reader, MessageReader):
+            key_of = self._reader.key_of
+            read_batch.malformed = [one._replace(key=key_of(one.delivery.body)) for one in read_batch.malformed]
         unversioned = [ticket for ticket in read_batch.tickets if is_unversioned(ticket.change.order)]
         if unversioned:
-            read_batch.malformed += [Malformed(ticket.delivery, UNVERSIONED) for ticket in unversioned]
+            read_batch.malformed += [Malformed(one.delivery, UNVERSIONED, key=one.change.key) for one in unversioned]
             read_batch.tickets = [one for one in read_batch.tickets if not is_unversioned(one.change.order)]
         if not self._run.is_beside:  # A run beside fills a new target, so its rows need no generation.
             self._set_generation(read_batch.tickets)

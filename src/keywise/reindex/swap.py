@@ -19,6 +19,8 @@ CLAIMS_LOOK_S = 0.05
 """How often a swap looks whether claims are still held."""
 LAG_LOOK_S = 0.2
 """How often it looks whether the origin has caught up."""
+CALLED_OFF = "called off: "
+"""How the cause begins of a swap that was tried; other causes are lines of the gate, which a swap waits for."""
 ENDED = "the run was ended meanwhile"
 TOO_SLOW = "it took longer than changes may wait; allow more with --pause-max"
 SINK = "sink"

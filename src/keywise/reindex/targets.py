@@ -74,6 +74,17 @@ def droppable_target(controls: Controls) -> tuple[str, int] | None:
     return None
 
 
+def letters_command(name: str, run: ReindexRun) -> str:
+    """Return the command that lists the dead letters of a run."""
+    return f"keywise dead list --pipeline {name}{' --beside' if run.is_beside else ''}"
+
+
+def target_beside(controls: Controls) -> tuple[str, int] | None:
+    """Return the target beside the live one, and the generation of its scope; None if there is none."""
+    run = controls.run_beside
+    return (run.into, run.generation) if run is not None else droppable_target(controls)
+
+
 async def create_beside(pipeline: OpenPipeline, run: ReindexRun, definition: bytes | None) -> None:
     """Create the target of a run, in the current era of the pipeline. It may be repeated after a crash."""
     sink = require_targets(pipeline)
@@ -83,11 +94,18 @@ async def create_beside(pipeline: OpenPipeline, run: ReindexRun, definition: byt
         store = other.control_store
         while (before := await store.controls()).era != controls.era:
             await store.replace_controls(before, replace(before, era=controls.era))
+    # A target of this name was kept once, and deleted by hand since then.
+    store = pipeline.control_store
+    while run.into in (before := await store.controls()).kept:
+        await store.replace_controls(before, replace(before, kept=tuple(one for one in before.kept if one != run.into)))
 
 
-async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, keeps_target: bool) -> None:
+async def drop_beside(
+    pipeline: OpenPipeline, target: str, generation: int, *, keeps_target: bool, keeps_always: bool = False
+) -> None:
     """Clear the scope of a target that is not live, delete it from its store unless it is kept, and forget it.
 
+    A target that is kept is deleted by a later `drop_old`, unless it is kept always.
     `generation` is that of the run whose scope describes it. It may be repeated after a crash: the controls forget the
     target last.
     """
@@ -109,7 +127,8 @@ async def drop_beside(pipeline: OpenPipeline, target: str, generation: int, *, k
     while droppable_target(before := await store.controls()) == (target, generation):
         assert before.run is not None, "a run has filled it"
         dropped = replace(before.run, is_dropped=True)
-        await store.replace_controls(before, replace(before, spare="", spare_generation=0, run=dropped))
+        kept = (*before.kept, target) if keeps_always else before.kept
+        await store.replace_controls(before, replace(before, spare="", spare_generation=0, run=dropped, kept=kept))
 
 
 async def check_spare(pipeline: OpenPipeline, controls: Controls) -> None:
@@ -148,6 +167,7 @@ async def drop_old(pipeline: OpenPipeline, keep: int) -> list[str]:
     """Delete old targets that runs of this pipeline have built, the oldest first; return their names.
 
     `keep` is how many stay besides the live one and the one that a run fills now; the spare always stays, and counts.
+    Targets that an operator has kept on purpose stay too, and do not count.
     """
     sink = require_targets(pipeline)
     # The targets come first: the controls then know every run that has created one of them.
@@ -155,7 +175,7 @@ async def drop_old(pipeline: OpenPipeline, keep: int) -> list[str]:
     controls = await pipeline.control_store.controls()
     run = controls.run
     filled = run.into if run is not None and run.is_active else ""
-    stay = {await sink.current_target(), controls.target, controls.spare, filled}
+    stay = {await sink.current_target(), controls.target, controls.spare, filled, *controls.kept}
     old = [target for target in targets if target not in stay]
     dropped = old[: max(0, len(old) - max(0, keep - bool(controls.spare)))]
     for target in dropped:

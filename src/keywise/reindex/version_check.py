@@ -4,13 +4,16 @@ If the versions of the origin had another unit than those of the messages, such 
 could make every later live change stale. Rows that cannot be read as messages would all become dead letters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing, suppress
+
+import msgspec
 
 from keywise.core.change import Order, is_unversioned
 from keywise.core.controls import ReindexRun
 from keywise.core.errors import AdminError, MalformedError
 from keywise.core.origin import Origin
+from keywise.core.sink import ColumnSink
 from keywise.flow.pipeline import OpenPipeline
 from keywise.reindex.rows import UNVERSIONED, RowReader, row_deliveries
 from keywise.reindex.shards import ShardProgress, entries_of
@@ -51,6 +54,30 @@ async def check_rows(pipeline: OpenPipeline, origin: Origin, first: ShardProgres
             f"{bad[0].cause}; the first one is {example}; nothing was written; a row has to look like a message: name "
             "its columns as the fields of a message are named, or the column that has the whole message with body="
         )
+    _check_columns(pipeline, [one.change.body for one in read_batch.tickets if not one.change.deleted])
+
+
+def _check_columns(pipeline: OpenPipeline, bodies: Sequence[bytes]) -> None:
+    """Raise `AdminError` if no row has a field that the sink stores: its column would be empty in every row."""
+    columns = pipeline.sink.columns if isinstance(pipeline.sink, ColumnSink) else ()
+    if not columns or not bodies:
+        return
+    fields = {name for body in bodies for name in _fields_of(body)}
+    if missing := [name for name in columns if name not in fields]:
+        others = f"; their other fields are {', '.join(sorted(fields - {*columns}))}" if fields - {*columns} else ""
+        raise AdminError(
+            f"none of the first {len(bodies)} rows of pipeline {pipeline.name!r} has {', '.join(missing)}, which its "
+            f"sink stores in columns of their own{others}; nothing was written; those columns would become empty, so "
+            "name the columns of the origin as the fields of a message are named, or take these out of columns= of the "
+            "sink; if this is meant, start with --unchecked"
+        )
+
+
+def _fields_of(body: bytes) -> Iterable[str]:
+    try:
+        return msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError:
+        return ()  # The run makes it a dead letter.
 
 
 async def check_versions(pipeline: OpenPipeline, origin: Origin) -> int:

@@ -28,6 +28,22 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path, SHOP)
 
 
+def build(folder: Folder) -> None:
+    """Build a target beside the live one, until it has caught up once."""
+    folder.keywise("reindex", "start", "pages", "--into", "stored_{generation}")
+    with folder.start("run") as worker:
+        while not folder.keywise("reindex", "status", "pages", "--json").json["catch_up"]["passes"]:
+            assert worker.poll() is None, worker.communicate()
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate()
+
+
+def break_row(folder: Folder) -> None:
+    """Give a row a version that is no number, and nothing else that is wrong."""
+    with closing(sqlite3.connect(folder.path / "cms.db")) as cms, cms:
+        cms.execute("update pages set v = 'first' where id = 'home'")
+
+
 @pytest.mark.parametrize("command", [("start", "--into"), ("start", "--where"), ("run", "--into")])
 def test_an_empty_option_starts_no_other_run(folder: Folder, command: tuple[str, str]):
     """A script passes it when a variable is not set; a run in place of all rows may delete keys."""
@@ -42,6 +58,18 @@ def test_keys_are_lines_as_editors_write_them(folder: Folder):
     (folder.path / "keys").write_bytes("\ufeffhome\r\n news\r\na\u2028b\r\n\r\n".encode())
     answer = folder.keywise("reindex", "start", "pages", "--ids", "keys", "--dry-run", "--json")
     assert answer.json["counts"] == {"read": 3, "apply": 3}
+
+
+def test_keys_without_a_row_are_named(folder: Folder):
+    """Spaces are part of a key, so one that was meant without them is not found."""
+    (folder.path / "keys").write_text("home\nnews\nhome \n" + "".join(f"k{number}\n" for number in range(5)))
+    some = folder.keywise("reindex", "start", "pages", "--ids", "keys", "--dry-run", "--unchecked")
+    assert "1 of 8 keys found; the origin has no row of 'news', 'home ', 'k0', 'k1', 'k2', …\n" in some.err
+    (folder.path / "keys").write_text("news\n")
+    none = folder.keywise("reindex", "start", "pages", "--ids", "keys")
+    assert "Warning: 0 of 1 key found; the origin has no row of 'news'\n" in none.err
+    (folder.path / "keys").write_text("home\n")
+    assert "1 of 1 key found\n" in folder.keywise("reindex", "start", "pages", "--ids", "keys", "--dry-run").err
 
 
 def test_a_run_that_goes_on_has_not_ended(folder: Folder):
@@ -74,18 +102,57 @@ def test_a_forced_write_that_the_new_target_does_not_get_is_said(folder: Folder)
     assert folder.keywise("force", "home").err == "", "a pass sees the new version"
 
 
-def test_a_swap_lets_changes_wait_no_longer_than_its_own_request_says(folder: Folder):
-    folder.keywise("reindex", "start", "pages", "--into", "stored_{generation}")
+def test_the_row_for_which_the_gate_refuses_is_found_by_its_key(folder: Folder):
+    assert "there is no target beside a live one" in folder.keywise("dead", "list", "--beside").err
+    break_row(folder)
+    build(folder)
+    gate = {line["name"]: line for line in folder.keywise("reindex", "verify", "pages", "--json").json["lines"]}
+    assert gate["dead"]["value"].startswith("1 row ('home': body cannot be read: ")
+    assert "see keywise dead list --pipeline pages --beside;" in gate["dead"]["advice"]
+    [letter] = folder.keywise("dead", "list", "--pipeline", "pages", "--beside", "--json").json["letters"]
+    assert (letter["key"], letter["version"]) == ("home", None)
+    assert folder.keywise("dead", "list", "--json").json["letters"] == [], "live messages have letters of their own"
+    assert "cause    body cannot be read" in folder.keywise("dead", "show", "--beside").out
+    assert "body cannot be read" in folder.keywise("why", "home").out
+
+
+def test_a_run_with_dead_rows_says_where_they_are(folder: Folder):
+    break_row(folder)
+    dry = folder.keywise("reindex", "start", "pages", "--dry-run")
+    assert "malformed  'home': body cannot be read: a version is an integer" in dry.out
     with folder.start("run") as worker:
-        while not folder.keywise("reindex", "status", "pages", "--json").json["catch_up"]["passes"]:
-            assert worker.poll() is None, worker.communicate()
+        waited = folder.keywise("reindex", "run", "pages")
         worker.send_signal(signal.SIGTERM)
         worker.communicate()
-    waits = []
-    for option in (["--pause-max", "20s"], []):
+    line = "1 row could not be read or written; see keywise dead list --pipeline pages"
+    assert (waited.status, waited.out) == (0, f"reindex 1 of pages is complete\n{line}\n")
+    assert line in folder.keywise("reindex", "status", "pages").out
+    [letter] = folder.keywise("dead", "list", "--json").json["letters"]
+    assert letter["key"] == "home"
+
+
+@pytest.mark.parametrize("command", ["verify", "swap", "rollback"])
+def test_every_gate_takes_a_sample(folder: Folder, command: str):
+    answer = folder.keywise("reindex", command, "pages", "--sample=0")
+    assert (answer.status, answer.err) == (2, "Error: --sample 0: write how many keys, at least 1, or all\n")
+
+
+def test_a_sample_in_place_is_refused(folder: Folder):
+    answer = folder.keywise("reindex", "run", "pages", "--sample=all")
+    assert (answer.status, answer.out) == (2, "")
+    assert "--sample is for a target beside the live one" in answer.err
+
+
+def test_the_limits_of_a_swap_are_those_of_its_own_request(folder: Folder):
+    build(folder)
+    shown = folder.keywise("reindex", "verify", "pages", "--sample=all")
+    assert "the swap may begin: keywise reindex swap pages --sample all" in shown.out
+    limits = []
+    for option in (["--pause-max", "20s", "--sample", "7"], []):
         folder.keywise("reindex", "swap", "pages", "--yes", "--no-wait", *option)
-        waits.append(folder.keywise("reindex", "status", "pages", "--json").json["run"]["pause_max_s"])
-    assert waits == [20, 5]
+        asked = folder.keywise("reindex", "status", "pages", "--json").json["run"]
+        limits.append((asked["pause_max_s"], asked["sample_keys"]))
+    assert limits == [(20, 7), (5, 500)]
 
 
 def test_a_swap_for_which_nothing_may_wait_is_refused(folder: Folder):

@@ -9,7 +9,14 @@ import asyncpg
 from keywise.adapters.postgres.columns import COLUMNS, Column, columns_of
 from keywise.adapters.postgres.database import OPTIONS, SLOW_S, PostgresDatabase, closed_after_error, database_url
 from keywise.core.errors import DatabaseError, OriginError
-from keywise.core.key_range import BOUND_MAX_BYTES, KeyRange, read_page, shards_by_keys, with_condition
+from keywise.core.key_range import (
+    BOUND_MAX_BYTES,
+    KeyRange,
+    cause_of_condition,
+    read_page,
+    shards_by_keys,
+    with_condition,
+)
 from keywise.core.origin import Origin, Page, Shard
 from keywise.core.resource import opening
 from keywise.core.statements import OriginTable, quoted
@@ -74,7 +81,7 @@ class PostgresOrigin:
             for check in KeyRange(condition=condition).checks:
                 await self.database.read(f"{self._select} where {check}")
         except DatabaseError as error:
-            raise OriginError(f"the condition {condition!r} cannot be used: {error}") from error
+            raise OriginError(f"the condition {condition!r} cannot be used: {cause_of_condition(error)}") from error
         return shards
 
     async def scan(self, shard: Shard, after: str, limit: int) -> Page:

@@ -84,6 +84,10 @@ class PostgresSink:
         rows = await self.database.read(self._select, list(keys))
         return {key: Content(self._body(stored), version) for key, version, *stored in rows}
 
+    @property
+    def columns(self) -> Sequence[str]:
+        return self._columns
+
     async def is_empty(self) -> bool:
         return not await self.database.read(f"select 1 from {self._table} limit 1")  # noqa: S608 - names are checked
 

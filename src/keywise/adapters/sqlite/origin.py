@@ -12,7 +12,14 @@ import msgspec
 from keywise.adapters.sqlite.columns import declared_types, folds_texts
 from keywise.adapters.sqlite.database import BUSY_S, sqlite_errors
 from keywise.core.errors import DatabaseError, OriginError
-from keywise.core.key_range import BOUND_MAX_BYTES, KeyRange, read_page, shards_by_keys, with_condition
+from keywise.core.key_range import (
+    BOUND_MAX_BYTES,
+    KeyRange,
+    cause_of_condition,
+    read_page,
+    shards_by_keys,
+    with_condition,
+)
 from keywise.core.origin import Origin, Page, Shard
 from keywise.core.statements import OriginTable, quoted
 from keywise.core.url import Address
@@ -67,7 +74,7 @@ class SqliteOrigin:
                 for one in KeyRange(condition=condition).checks:
                     self._reader.execute(f"{self._select} where {one}")
             except (sqlite3.OperationalError, sqlite3.ProgrammingError, sqlite3.Warning) as error:
-                raise OriginError(f"the condition {condition!r} cannot be used: {error}") from error
+                raise OriginError(f"the condition {condition!r} cannot be used: {cause_of_condition(error)}") from error
 
         await self._run(check)
         return shards

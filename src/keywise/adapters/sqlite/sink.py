@@ -73,6 +73,10 @@ class SqliteSink:
         rows: Any = self.database.read(self._select, (msgspec.json.encode(keys).decode(),))
         return {key: Content(self._body(stored), version) for key, version, *stored in rows}
 
+    @property
+    def columns(self) -> Sequence[str]:
+        return self._columns
+
     async def is_empty(self) -> bool:
         return not list(self.database.read(self._any))
 

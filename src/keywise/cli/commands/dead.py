@@ -3,13 +3,14 @@
 import base64
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from keywise.cli.admin_options import AdminOptions, YesOption, audit_note, confirm
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, with_pipelines
-from keywise.cli.dead_letter_options import Filter, FoundLetter, by_number, newest, selected, summary
+from keywise.cli.dead_letter_options import Filter, FoundLetter, by_number, look_beside, newest, selected, summary
 from keywise.cli.group import CommandGroup
 from keywise.cli.options import grouped
 from keywise.cli.output import (
@@ -36,6 +37,9 @@ from keywise.operate.replay import Replayer
 app = typer.Typer(cls=CommandGroup, help="List, show, replay or drop dead letters.", no_args_is_help=True)
 
 Numbers = Annotated[list[int] | None, typer.Argument(metavar="NUMBER", help="As shown by keywise dead list.")]
+BesideOption = Annotated[
+    bool, typer.Option("--beside", help="Rows of the target that a reindex has built beside the live one.")
+]
 AllOption = Annotated[bool, typer.Option("--all", help="All letters, the oldest first.")]
 
 
@@ -62,6 +66,7 @@ def list_letters(
     *,
     app: AppOption = None,
     pipeline: PipelineOption = None,
+    beside: BesideOption = False,
     selection: Filter,
     limit: Annotated[int, typer.Option(min=1, help="How many to list, the newest first.")] = 20,
     json: JsonOption = False,
@@ -72,6 +77,7 @@ def list_letters(
     Example:
       keywise dead list --app shop:app --limit 5
       keywise dead list --since 2h --cause Timeout --app shop:app
+      keywise dead list --pipeline pages --beside --app shop:app
     """
 
     async def look(pipelines: list[OpenPipeline]) -> tuple[list[FoundLetter], int]:
@@ -79,7 +85,7 @@ def list_letters(
         found = sorted(found, key=lambda one: one.at, reverse=True)[:limit]
         return found, sum([(await opened.admin.counts()).dead for opened in pipelines])
 
-    found, total = with_pipelines(app, pipeline, look)
+    found, total = with_pipelines(app, pipeline, partial(look_beside, look) if beside else look)
     if json:
         print_json({"dead": total, "letters": [summary(one) for one in found]})
         return
@@ -109,6 +115,7 @@ def show(
     *,
     app: AppOption = None,
     pipeline: PipelineOption = None,
+    beside: BesideOption = False,
     selection: Filter,
     json: JsonOption = False,
 ) -> None:
@@ -133,7 +140,7 @@ def show(
             fail("no dead letter matches; see keywise dead list")
         return max(letters, key=lambda one: one.at)
 
-    found = with_pipelines(app, pipeline, look)
+    found = with_pipelines(app, pipeline, partial(look_beside, look) if beside else look)
     if json:
         print_json(_letter_json(found))
     else:

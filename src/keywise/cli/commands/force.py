@@ -25,7 +25,7 @@ def force(
 ) -> None:
     """Write a key again, as it is in the source of truth now.
 
-    Reads the key with refetch, claims it, and writes it above the mark: the next version still wins.
+    Reads the key from refetch or the origin, claims it, and writes it above the mark: the next version still wins.
     It works on a paused key too.
     An object is announced again, at an order above all that was seen of it, and a worker reads it as a whole.
 
@@ -49,7 +49,11 @@ def force(
         text = f"announced {key!r} again in {name}, at {_order(change)}; {next_step}"
         print_result(_change_json(name, change), text, json=options.json)
         return
-    what = "its deletion, because refetch has no such key" if change.deleted else "what refetch returned"
+    what = (
+        "its deletion, because the source of truth has no such key"
+        if change.deleted
+        else "what refetch or the origin returned"
+    )
     text = f"forced {key!r} in {name}: wrote {what}, at {_order(change)}"
     print_result(_change_json(name, change), text, json=options.json)
     if warning:

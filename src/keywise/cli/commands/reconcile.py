@@ -39,8 +39,8 @@ def reconcile(
 ) -> None:
     """Compare the sink with the source of truth, key by key.
 
-    Reads the truth with refetch, and the sink directly or with lookup. Keys that change meanwhile do not count.
-    With --json each difference is one line, and the last line sums up. Exits with status 1 if something differs.
+    Reads the truth from refetch or the origin, and the sink directly or with lookup. Keys that change meanwhile do not
+    count. With --json each difference is one line, and the last line sums up. Exits with status 1 if something differs.
 
     \b
     Example:

@@ -20,7 +20,7 @@ from keywise.core.errors import AdminError
 from keywise.operate.admin import PipelineAdmin
 from keywise.reindex.admin import ReindexAdmin, require_origin
 from keywise.reindex.dry_run import DryRun, DryRunReport
-from keywise.reindex.plan import SHARD_ROWS, RunPlan
+from keywise.reindex.plan import SHARD_ROWS, RunPlan, keys_without_row
 from keywise.reindex.report import RunReport, report_run
 from keywise.reindex.run_watch import RunWatch
 from keywise.reindex.shards import READ
@@ -29,11 +29,13 @@ app = typer.Typer(
     cls=CommandGroup, help="Read every row of the origin again while live changes flow.", no_args_is_help=True
 )
 
+NAMED_MAX = 5
+"""How many keys of --ids without a row are named."""
 MOMENTS = ("started_at", "ended_at")
 PipelineArgument = Annotated[str, typer.Argument(metavar="PIPELINE")]
 DeleteOption = Annotated[
     int | None,
-    typer.Option("--delete-max", metavar="N", min=0, help="Delete at most so many keys that are gone."),
+    typer.Option("--delete-max", metavar="N", min=0, help="Delete at most N keys that are gone without asking."),
 ]
 MappingOption = Annotated[
     str | None, typer.Option("--mapping", metavar="FILE", help="A file that defines the index of --into, as JSON.")
@@ -68,7 +70,7 @@ class StartOptions:
         str | None,
         typer.Option(metavar="CONDITION", help="Only rows for which this SQL condition holds."),
     ] = None
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Read at most so many rows.")] = None
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Read at most N rows.")] = None
     shard_rows: Annotated[int, typer.Option(metavar="N", min=1, help="About how many rows a shard has.")] = SHARD_ROWS
     also_removed: Annotated[
         bool, typer.Option("--also-removed", help="Also write rows that an operator has removed.")
@@ -137,6 +139,7 @@ def start(pipeline: PipelineArgument, *, chosen: StartOptions, options: ActOptio
         return
 
     async def act(admin: PipelineAdmin) -> tuple[ReindexRun, RunReport | None]:
+        await _report_missing(admin, plan)
         run = await reindex_admin(admin, options).start(plan, print_step)
         return run, await _until_built(admin, run) if chosen.wait else None
 
@@ -269,7 +272,21 @@ def _read_keys(path: str) -> list[str]:
     return keys
 
 
+async def _report_missing(admin: PipelineAdmin, plan: RunPlan) -> None:
+    """Print on stderr for how many of the keys in --ids there is a row, and name some of the others."""
+    if plan.keys is None:
+        return
+    origin, _ = require_origin(admin.pipeline)
+    keys = list(dict.fromkeys(plan.keys[: plan.limit]))
+    missing = await keys_without_row(origin, keys)
+    named = ", ".join(map(repr, missing[:NAMED_MAX])) + (", …" if len(missing) > NAMED_MAX else "")
+    others = f"; the origin has no row of {named}" if missing else ""
+    warning = "Warning: " if keys and len(missing) == len(keys) else ""
+    print(plain(f"{warning}{len(keys) - len(missing):,} of {count(len(keys), 'key')} found{others}"), file=sys.stderr)
+
+
 async def _dry_run(admin: PipelineAdmin, plan: RunPlan) -> DryRunReport:
+    await _report_missing(admin, plan)
     with progress(*bar_columns()) as bar:
         task = bar.add_task("reading rows", total=None, done="")
 
@@ -306,6 +323,7 @@ def _print_dry_run(name: str, report: DryRunReport, *, json: bool) -> None:
         ("dry run", f"{name}, generation {report.generation}: nothing was written"),
         ("rows", f"{report.counts.get(READ, 0):,} read"),
         ("outcomes", outcomes(report.counts)),
+        *(("malformed", f"{key!r}: {cause}" if key else cause) for key, cause in report.malformed),
         ("gone", gone),
     ]
     print_facts(facts)

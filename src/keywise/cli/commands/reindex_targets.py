@@ -22,12 +22,12 @@ from keywise.cli.commands.reindex import (
 )
 from keywise.cli.options import grouped, parse_duration
 from keywise.cli.output import count, duration, fail, plain, print_error, print_json, print_line, print_table, refuse
-from keywise.cli.run_text import showing_run
-from keywise.core.controls import PAUSE_MAX_S, ReindexRun
+from keywise.cli.run_text import dead_text, showing_run
+from keywise.core.controls import PAUSE_MAX_S, SAMPLE_KEYS, ReindexRun
 from keywise.operate.admin import PipelineAdmin
 from keywise.reindex.admin import require_origin
 from keywise.reindex.full_run import FullPlan, FullResult, FullRun
-from keywise.reindex.gate import SAMPLE_KEYS, GateLine, GateResult
+from keywise.reindex.gate import GateLine, GateResult
 from keywise.reindex.plan import RunPlan
 from keywise.reindex.report import RunReport
 from keywise.reindex.run_watch import RunWatch, refusal_of
@@ -40,18 +40,29 @@ PauseMaxOption = Annotated[
     typer.Option("--pause-max", metavar="DURATION", help=f"How long changes may wait; else {PAUSE_MAX_S:g}s."),
 ]
 AcceptDeadOption = Annotated[
-    int, typer.Option("--accept-dead", metavar="N", min=0, help="Swap although so many rows are missing.")
+    int, typer.Option("--accept-dead", metavar="N", min=0, help="Swap even if up to N rows are missing.")
+]
+SampleOption = Annotated[
+    str | None,
+    typer.Option("--sample", metavar="N", help=f"Compare N keys with the origin, or all; else {SAMPLE_KEYS}."),
 ]
 NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Do not wait until the swap is decided.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapOptions:
+    """Within which limits a swap may happen."""
+
+    accept_dead: AcceptDeadOption = 0
+    pause_max: PauseMaxOption = None
+    sample: SampleOption = None
 
 
 @grouped
 def verify(
     pipeline: PipelineArgument,
     *,
-    sample: Annotated[
-        str, typer.Option("--sample", metavar="N", help="Compare so many keys with the origin, or all.")
-    ] = str(SAMPLE_KEYS),
+    sample: SampleOption = None,
     options: ActOptions,
 ) -> None:
     """Check line by line what must hold before a swap.
@@ -68,7 +79,7 @@ def verify(
     if options.json:
         _print_gate_json(name, gate)
     else:
-        _print_gate(name, gate)
+        _print_gate(name, gate, sample)
     if not gate.is_open:
         raise typer.Exit(1)
 
@@ -77,8 +88,7 @@ def verify(
 def swap(
     pipeline: PipelineArgument,
     *,
-    accept_dead: AcceptDeadOption = 0,
-    pause_max: PauseMaxOption = None,
+    limits: SwapOptions,
     no_wait: NoWaitOption = False,
     yes: YesOption = False,
     options: ActOptions,
@@ -92,13 +102,14 @@ def swap(
     \b
     Example:
       keywise reindex swap search --yes --app shop:app
+      keywise reindex swap search --yes --sample all --app shop:app
       keywise reindex swap search --accept-dead 3 --pause-max 10s --why 'ticket 7' --app shop:app
     """
-    pause_s = _pause_s(pause_max)
+    dead, pause_s, keys = limits.accept_dead, _pause_s(limits.pause_max), _sample_keys(limits.sample)
 
     async def act(admin: PipelineAdmin) -> tuple[RunReport | GateResult | None, str]:
         reindex = reindex_admin(admin, options)
-        gate = await reindex.verify(accept_dead=accept_dead, pause_max_s=pause_s)
+        gate = await reindex.verify(keys, accept_dead=dead, pause_max_s=pause_s)
         if gate.is_refused:
             return gate, ""
         run = gate.run
@@ -107,7 +118,7 @@ def swap(
             f"{duration(run.pause_max_s)}.",
             yes=yes,
         )
-        run = await reindex.swap(accept_dead, pause_s)
+        run = await reindex.swap(dead, pause_s, keys)
         return (None, "") if no_wait else await _until_decided(admin, run)
 
     name, (found, swapped) = perform_on(pipeline, options, act)
@@ -121,6 +132,7 @@ def rollback(
     pipeline: PipelineArgument,
     *,
     pause_max: PauseMaxOption = None,
+    sample: SampleOption = None,
     no_wait: NoWaitOption = False,
     yes: YesOption = False,
     options: ActOptions,
@@ -133,7 +145,7 @@ def rollback(
     Example:
       keywise reindex rollback search --why 'the new mapping finds nothing' --app shop:app
     """
-    pause_s = _pause_s(pause_max)
+    pause_s, keys = _pause_s(pause_max), _sample_keys(sample)
 
     async def act(admin: PipelineAdmin) -> tuple[RunReport | None, str]:
         reindex = reindex_admin(admin, options)
@@ -142,7 +154,7 @@ def rollback(
             f"Let {controls.spare} of {admin.pipeline.name} go live again, in place of {controls.target}?",
             yes=yes,
         )
-        run = await reindex.rollback(pause_s)
+        run = await reindex.rollback(pause_s, keys)
         return (None, "") if no_wait else await _until_decided(admin, run)
 
     name, (found, swapped) = perform_on(pipeline, options, act)
@@ -173,7 +185,7 @@ def drop(
         reindex = reindex_admin(admin, options)
         target, _ = await reindex.target_to_drop()
         confirm(f"{'Forget' if keep_target else 'Delete'} {target}? There is no way back to it then.", yes=yes)
-        return await reindex.drop(keeps_target=keep_target)
+        return await reindex.drop(keeps_always=keep_target)
 
     name, target = perform_on(pipeline, options, act)
     if options.json:
@@ -193,13 +205,15 @@ class FullOptions:
     mapping: MappingOption = None
     if_older_than: Annotated[
         str | None,
-        typer.Option("--if-older-than", metavar="DURATION", help="Only if the last run is older than this, as in 7d."),
+        typer.Option("--if-older-than", metavar="DURATION", help="Do nothing if one ended more recently, as in 7d."),
     ] = None
     keep: Annotated[
-        int | None, typer.Option("--keep", metavar="N", min=1, help="How many old targets stay; default: 1, the spare.")
+        int | None,
+        typer.Option("--keep", metavar="N", min=1, help="How many former live targets stay; else 1, the spare."),
     ] = None
     accept_dead: AcceptDeadOption = 0
     pause_max: PauseMaxOption = None
+    sample: SampleOption = None
     delete_max: DeleteOption = None
     notify: NotifyOption = ""
 
@@ -209,7 +223,8 @@ class FullOptions:
         if self.into and GENERATION not in self.into:
             refuse(f"--into {self.into}: each run fills a target of its own, so write {GENERATION} into its name")
         only_into = {"--mapping": self.mapping, "--keep": self.keep, "--pause-max": self.pause_max}
-        for option, value in (only_into | {"--accept-dead": self.accept_dead or None}).items():
+        only_into |= {"--accept-dead": self.accept_dead or None, "--sample": self.sample}
+        for option, value in only_into.items():
             if value is not None and not self.into:
                 refuse(f"{option} is for a target beside the live one; name it with --into 'NAME_{GENERATION}'")
         older = self.if_older_than
@@ -224,6 +239,7 @@ class FullOptions:
             keep=self.keep or 1,
             accept_dead=self.accept_dead,
             pause_max_s=_pause_s(self.pause_max),
+            sample_keys=_sample_keys(self.sample),
         )
 
 
@@ -306,13 +322,15 @@ def _result_lines(name: str, result: FullResult) -> list[str]:
         lines = [f"reindex {run.generation} of {name} is complete"]
         if run.is_beside:
             lines.append(_live_line(name, result.target, result.spare, result.swapped))
+        if result.dead:
+            lines.append(dead_text(name, run, result.dead))
     return lines + [f"deleted {target}" for target in result.dropped]
 
 
 # The gate.
 
 
-def _print_gate(name: str, gate: GateResult) -> None:
+def _print_gate(name: str, gate: GateResult, sample: str | None = None) -> None:
     run = gate.run
     print_line(f"{run.into} of {name}, generation {run.generation}, beside {run.live}")
     print_table(
@@ -321,7 +339,7 @@ def _print_gate(name: str, gate: GateResult) -> None:
     for line in gate.failing:
         print_line(f"{line.name}: {line.advice or 'it may hold after another pass'}")
     if gate.is_open:
-        print_line(f"the swap may begin: keywise reindex swap {name}")
+        print_line(f"the swap may begin: keywise reindex swap {name}{f' --sample {sample}' if sample else ''}")
     else:
         do = "does" if len(gate.failing) == 1 else "do"
         print_error(f"{len(gate.failing)} of {count(len(gate.lines), 'line')} {do} not hold, so {run.live} stays live")
@@ -345,7 +363,9 @@ def _holds(line: GateLine) -> str:
     return "yes" if line.is_ok else "not yet" if line.is_transient else "no"
 
 
-def _sample_keys(text: str) -> int:
+def _sample_keys(text: str | None) -> int:
+    if text is None:
+        return SAMPLE_KEYS
     if text == "all":
         return ALL_KEYS
     if not text.isdecimal() or not int(text):

@@ -23,8 +23,9 @@ def repair(
 ) -> None:
     """Write suspect keys again from the source of truth.
 
-    Needs refetch. A key can be repaired once no write of an earlier holder can land any more (the setting horizon);
-    until then the command prints how long that takes. Exits with status 1 if a key was not repaired.
+    Reads them from refetch or the origin. A key can be repaired once no write of an earlier holder can land any more
+    (the setting horizon); until then the command prints how long that takes. Exits with status 1 if a key was not
+    repaired.
     A suspect object is announced again, and is not suspect any more when a worker has read it.
 
     \b
