@@ -19,7 +19,7 @@ SELDOM = {"crash with a last row", "operator starts some rows"}
 # Each is found within so many seeds; `make mutants` hunts for all of them.
 QUICK_MUTANTS = {
     "an expired token survives the swap": 25,
-    "claims of the other scope survive the swap": 20,
+    "claims of the other scope survive the swap": 60,
     "generation hides a newer version": 15,
     "two workers swap at once": 25,
     "a swap is called off after its call": 25,
@@ -27,7 +27,7 @@ QUICK_MUTANTS = {
     "a half-built target is adopted": 15,
     "a half-built table is adopted": 15,
     "a worker goes on with the old target": 15,
-    "a sweep believes gone once": 100,
+    "a sweep believes gone once": 200,
     "a cursor moves before its rows end": 15,
 }
 
