@@ -1,15 +1,21 @@
 """Rows that do not end in time are left to the sweep, and none is lost on the way."""
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import keywise
 from keywise.cli.run_text import waiting_texts
+from keywise.core.change import Outcome
 from keywise.core.controls import RunState
 from keywise.core.entry import Claim
+from keywise.core.events import Event, Settled
 from keywise.reindex import worker
 from keywise.reindex.admin import require_origin
-from keywise.reindex.shards import _digest_key
+from keywise.reindex.shards import ShardLedger, _digest_key
 from reindex.reindex_rig import Catalogue, Works, report_of, row
 from running import run
 
@@ -91,3 +97,31 @@ def test_rows_of_a_paused_pipeline_wait_and_status_says_why(tmp_path: Path):
         assert report.counts == {"read": 1, "applied": 1} and waiting_texts("shop", report) == []
 
     run(story(), limit_s=60)
+
+
+def test_a_row_that_ends_while_it_is_postponed_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    may_end, postpone = asyncio.Event(), ShardLedger.postpone
+
+    async def handler(change: keywise.Change[Any]) -> None:
+        if change.key == "b":
+            await may_end.wait()
+
+    origin = Catalogue(row("a", 1), row("b", 1))
+    works = Works(tmp_path, origin, handler=handler)
+
+    have_ended = asyncio.Event()
+
+    def watch(event: Event) -> None:
+        settled = [one for one in works.events if isinstance(one, Settled) and one.outcome is Outcome.APPLIED]
+        if sum(one.changes for one in settled) == 2:
+            have_ended.set()
+
+    async def postpone_late(ledger: ShardLedger, keys: Sequence[str], generation: int) -> bool:
+        may_end.set()
+        await have_ended.wait()
+        return await postpone(ledger, keys, generation)
+
+    works.app.observers.append(watch)
+    monkeypatch.setattr(ShardLedger, "postpone", postpone_late)
+    report = run(works.runs(is_checked=False))
+    assert report.counts == {"read": 2, "applied": 1, "postponed": 1} and report.reconciles

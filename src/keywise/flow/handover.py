@@ -78,7 +78,7 @@ class HandoverQueue:
         name, still_open = IGNORED if outcome is None else outcome.value, self._open
         for delivery in deliveries:
             if (handover := still_open.get(delivery.id)) is not None:
-                handover.outcomes[name] += 1
+                handover.note(delivery.id, name)
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
@@ -111,11 +111,23 @@ class Handover:
 
     def __init__(self) -> None:
         self.waiting: dict[str | int, Delivery] = {}
-        """The deliveries that have not ended, by id."""
+        """The deliveries that are not acked yet, by id."""
         self.outcomes: Counter[str] = Counter()
-        """How the others have ended."""
+        """How deliveries have ended; most are acked a moment later."""
         self.ended = asyncio.Event()
+        self._noted: set[str | int] = set()
         self._progress = Wakeup()
+
+    @property
+    def left(self) -> list[Delivery]:
+        """The deliveries that are neither acked nor counted in `outcomes`."""
+        return [delivery for identity, delivery in self.waiting.items() if identity not in self._noted]
+
+    def note(self, identity: str | int, outcome: str) -> None:
+        """Count how a delivery has ended, once."""
+        if identity not in self._noted:
+            self._noted.add(identity)
+            self.outcomes[outcome] += 1
 
     def check(self) -> None:
         self._progress.notify()

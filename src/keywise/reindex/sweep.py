@@ -219,7 +219,7 @@ class Sweep:
             handover = self._queue.put(deliveries)
             try:
                 await handover.settle(self._first_s, QUIET_S)
-                left = list(handover.waiting.values())
+                left = handover.left
                 self._first_s = SETTLE_S if handover.outcomes or not left else QUIET_S
             finally:
                 self._queue.forget(handover)

@@ -336,14 +336,15 @@ class ReindexWorker:
         try:
             are_paused = self._are_paused(run, list(handover.waiting.values()))
             await handover.settle(QUIET_S if are_paused else SETTLE_S, QUIET_S)
-            left = list(handover.waiting.values())
-            if left and not handover.outcomes and not are_paused:
-                return None
-            if not await self._postpone(run, left):
-                return None
-            return progress.past(page, handover.outcomes, len(left), self._governor.pace)
         finally:
+            # A row that ends from now on is not counted, because it is among those that are postponed.
             queue.forget(handover)
+        left = handover.left
+        if left and not handover.outcomes and not are_paused:
+            return None
+        if not await self._postpone(run, left):
+            return None
+        return progress.past(page, handover.outcomes, len(left), self._governor.pace)
 
     def _are_paused(self, run: ReindexRun, rows: Sequence[Delivery]) -> bool:
         """Whether an operator has paused the keys of all these rows, so that none will end soon.
