@@ -57,7 +57,10 @@ create function note_write() returns trigger language plpgsql as $$ begin
     return null;
 end $$;
 create function note_tombstone() returns trigger language plpgsql as $$ begin
-    insert into log (key, version, op) values (convert_from(new.key, 'utf8'), new.version, 'tombstone');
+    -- A claim and its renewals change the row of a tombstone too.
+    if tg_op = 'INSERT' or (old.version, old.deleted) is distinct from (new.version, new.deleted) then
+        insert into log (key, version, op) values (convert_from(new.key, 'utf8'), new.version, 'tombstone');
+    end if;
     return null;
 end $$;
 create trigger noted after insert or update or delete on pages for each row execute function note_write();

@@ -124,8 +124,11 @@ create function note_row() returns trigger language plpgsql as $$ begin
     return null;
 end $$;
 create function note_tombstone() returns trigger language plpgsql as $$ begin
-    insert into log (op, place, key, version)
-    select 'tombstone', name, convert_from(new.key, 'utf8'), new.version from keywise_scopes where id = new.scope;
+    -- A claim and its renewals change the row of a tombstone too.
+    if tg_op = 'INSERT' or (old.version, old.deleted) is distinct from (new.version, new.deleted) then
+        insert into log (op, place, key, version)
+        select 'tombstone', name, convert_from(new.key, 'utf8'), new.version from keywise_scopes where id = new.scope;
+    end if;
     return null;
 end $$;
 create function note_live() returns trigger language plpgsql as $$ begin
@@ -251,7 +254,8 @@ create trigger buried_first after insert on keywise_marks when new.deleted begin
     insert into log (op, place, key, version)
     select 'tombstone', name, new.key, new.version from keywise_scopes where id = new.scope;
 end;
-create trigger buried after update on keywise_marks when new.deleted begin
+create trigger buried after update on keywise_marks
+when new.deleted and (old.version, old.deleted) is not (new.version, new.deleted) begin
     insert into log (op, place, key, version)
     select 'tombstone', name, new.key, new.version from keywise_scopes where id = new.scope;
 end;
