@@ -15,7 +15,7 @@ from chaos.fleet import pause
 from chaos.reindex_editor import FILL, TABLE, Editor
 from chaos.reindex_fleet import ReindexCrew, notes_path
 from chaos.reindex_judge import Truth, WriteJudge, judge_content, judge_marks
-from chaos.reindex_worker import PAGE, PIPELINE, ReadPage, ReindexAssignment, app_of
+from chaos.reindex_worker import PAGE, PIPELINE, ReadPage, ReindexAssignment, operator_app
 from keywise.core.change import Order
 from keywise.core.clock import boot_time
 from keywise.core.controls import RunState
@@ -139,10 +139,9 @@ async def hunt_reindex(
             store = await stack.enter_async_context(_index_store(opensearch))
         await _fill(url, plan)
         assignments = [_assignment(url, store.url, folder, plan, number) for number in range(plan.workers)]
-        # What this process reads goes into notes of its own, which are not counted. It has no claims to lose, and
-        # calls of the ledger take a third of a lease at the most.
+        # This process has no claims to lose, and calls of the ledger take a third of a lease at the most.
         operator = structs.replace(plan, lease_s=OPERATOR_LEASE_S)
-        app = await stack.enter_async_context(app_of(_assignment(url, store.url, folder, operator, plan.workers)))
+        app = await stack.enter_async_context(operator_app(_assignment(url, store.url, folder, operator, plan.workers)))
         pipeline = await stack.enter_async_context(app.open(PIPELINE, work=False))
         await store.prepare()
         crew = ReindexCrew(folder, [(SCRIPT, _written(folder, one, n)) for n, one in enumerate(assignments)])

@@ -80,6 +80,14 @@ class NotedOrigin:
         return self._origin
 
 
+def operator_app(assignment: ReindexAssignment) -> keywise.App:
+    """The app of an operator's process, which closes its origin and notes nothing."""
+    app = keywise.App(assignment.ledger, observers=[])
+    pages = app.pipeline(PIPELINE, key="id", version="version", deleted={"gone": [True]}, **assignment.options)
+    pages.source(assignment.ledger).sink(assignment.sink).origin(assignment.origin)
+    return app
+
+
 def app_of(assignment: ReindexAssignment) -> keywise.App:
     origin = NotedOrigin(assignment.origin, assignment.notes)
 

@@ -15,11 +15,11 @@ from msgspec import structs
 
 from chaos.reindex_fleet import STARTED, ReindexCrew, notes_path
 from chaos.reindex_judge import judge_content
-from chaos.reindex_worker import PIPELINE
+from chaos.reindex_worker import PIPELINE, operator_app
 from chaos.swap_editor import SwapEditor, rested
 from chaos.swap_judge import SwapJudge, Written
 from chaos.swap_stores import ControlsNote, OpenSearchIndexes, SqliteTables, SwapStore
-from chaos.swap_worker import SwapAssignment, app_of
+from chaos.swap_worker import SwapAssignment
 from keywise.core.clock import boot_time
 from keywise.core.controls import ReindexRun, RunState
 from keywise.flow.pipeline import OpenPipeline
@@ -116,7 +116,7 @@ class SwapHunt:
         assignments = [_assignment(store, folder, plan, number) for number in range(plan.workers)]
         # The operator has no claims to lose, and calls of the ledger take a third of a lease at the most.
         operator = structs.replace(plan, lease_s=OPERATOR_LEASE_S)
-        self._app = app_of(_assignment(store, folder, operator, plan.workers))
+        self._app = operator_app(_assignment(store, folder, operator, plan.workers))
         self._crew = SwapCrew(folder, [(SCRIPT, _written(folder, one, n)) for n, one in enumerate(assignments)])
         self._pipeline: OpenPipeline
         self._shards: ShardLedger

@@ -189,7 +189,7 @@ def test_a_service_that_takes_a_second_to_accept_a_connection_is_waited_for():
     async def story() -> None:
         os.kill(server.pid, signal.SIGSTOP)
         # Its threads may go on for a moment.
-        os.waitid(os.P_PID, server.pid, os.WSTOPPED)
+        await asyncio.to_thread(os.waitid, os.P_PID, server.pid, os.WSTOPPED)
         try:
             opening = asyncio.create_task(source_at(server.address, "missing").__aenter__())
             await asyncio.wait([opening], timeout=1.0)
